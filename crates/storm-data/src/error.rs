@@ -11,8 +11,25 @@ pub enum RecordPlace {
     Line(u64),
     /// A row of a table, without its header.
     Row(u64),
+    /// Neighbouring rows of a table.
+    Rows {
+        /// The first of them.
+        first: u64,
+        /// The last of them.
+        last: u64,
+    },
     /// A value among others.
     Record(u64),
+}
+
+impl RecordPlace {
+    /// How many records are there.
+    pub(crate) fn count(&self) -> u64 {
+        match self {
+            RecordPlace::Line(_) | RecordPlace::Row(_) | RecordPlace::Record(_) => 1,
+            RecordPlace::Rows { first, last } => last.saturating_sub(*first).saturating_add(1),
+        }
+    }
 }
 
 impl fmt::Display for RecordPlace {
@@ -20,6 +37,7 @@ impl fmt::Display for RecordPlace {
         match self {
             RecordPlace::Line(number) => write!(out, "line {number}"),
             RecordPlace::Row(number) => write!(out, "row {number}"),
+            RecordPlace::Rows { first, last } => write!(out, "rows {first} to {last}"),
             RecordPlace::Record(number) => write!(out, "record {number}"),
         }
     }

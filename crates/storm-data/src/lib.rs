@@ -59,7 +59,8 @@ mod worker;
 pub use dataset::{Dataset, VerifyProgress};
 pub use error::{DataError, RecordPlace};
 pub use loader::{
-    Loader, LoaderOptions, LoaderReport, Overlong, Passes, Position, Samples, Split, write_batches,
+    Loader, LoaderOptions, LoaderReport, Overlong, Passes, Position, Samples, Split,
+    estimator_of_text, write_batches,
 };
 pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo, Stored, StoredStream};
 pub use pack::{

@@ -1,11 +1,12 @@
 //! How fast a disk reads records, measured on some that are made up for it and removed.
 
+use crate::train::loader_threads;
 use anyhow::Result;
 use std::path::Path;
-use std::thread::available_parallelism;
+use std::sync::Arc;
 use storm_data::records::{
-    Codec, RecordInput, RecordLoaderOptions, RecordPackOptions, RecordRates, RecordSet, Synthetic,
-    pack_records,
+    Codec, Estimator, RecordInput, RecordLoaderOptions, RecordPackOptions, RecordRates, RecordSet,
+    Synthetic, pack_records,
 };
 use storm_data::{DataError, IfExists};
 use storm_plan::DiskProfile;
@@ -17,28 +18,33 @@ const TRIAL_BYTES: u64 = 64 << 20;
 const COMPRESSED_RECORDS: u64 = 2048;
 /// A record that lies in one or two pages.
 const SHAPE: [usize; 3] = [32, 32, 3];
+/// Records in a batch.
+const BATCH: usize = 256;
 /// Enough for all threads.
 const DATA_RAM: u64 = 1 << 30;
 
-/// Measures reading in a directory, on all cores, for about two seconds.
+/// Measures reading in a directory, with the threads of a run, for about two seconds.
 pub(crate) fn measure(directory: &Path) -> Result<DiskProfile> {
     let raw = Trial::new(directory, &SHAPE, u64::MAX, Codec::None)?;
-    let set = RecordSet::open(&raw.dir())?;
-    let rates = RecordRates::measure(&set, &options(256))?;
+    let (rates, reading_path) = rates(&raw)?;
     let compressed = Trial::new(directory, &SHAPE, COMPRESSED_RECORDS, Codec::Zstd)?;
-    let decoding = RecordRates::measure(&RecordSet::open(&compressed.dir())?, &options(256))?;
+    let (decoding, _) = self::rates(&compressed)?;
     Ok(DiskProfile {
         directory: std::path::absolute(directory)?.display().to_string(),
-        reading_path: set.reading_path().to_string(),
+        reading_path,
         sequential_bytes_per_second: rates.sequential_bytes_per_second,
         random_reads_per_second: rates.random_reads_per_second,
         decode_bytes_per_second: decoding.decoding_bytes_per_second,
     })
 }
 
-fn options(batch: usize) -> RecordLoaderOptions {
-    let workers = available_parallelism().map_or(1, Into::into);
-    RecordLoaderOptions { workers, ..RecordLoaderOptions::training(batch, 0, DATA_RAM) }
+/// Measures reading of a trial, and says how it is read.
+fn rates(trial: &Trial) -> Result<(RecordRates, String)> {
+    let workers = loader_threads();
+    let options =
+        RecordLoaderOptions { workers, ..RecordLoaderOptions::training(BATCH, 0, DATA_RAM) };
+    let estimator = Estimator::of_records(Arc::new(RecordSet::open(&trial.dir())?), options)?;
+    Ok((estimator.measure()?, estimator.reading_path().to_string()))
 }
 
 /// In words.

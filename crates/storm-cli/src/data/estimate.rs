@@ -1,19 +1,20 @@
-//! `storm data estimate`: how fast records can be read here, and what that takes.
+//! `storm data estimate`: how fast records or text can be read here, and what that takes.
 
 use super::disk_rates::Trial;
 use super::model_rate;
 use crate::model::grouped;
-use crate::{hardware, size};
+use crate::train::loader_threads;
+use crate::{UsageError, hardware, size};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use serde_json::json;
-use std::path::PathBuf;
-use std::thread::available_parallelism;
-use storm_data::Split;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use storm_data::records::{
-    Codec, Order, RecordDemand, RecordEstimate, RecordLoaderOptions, RecordRates, RecordSet,
-    estimate_records,
+    Codec, Estimator, Order, RecordDemand, RecordEstimate, RecordLoaderOptions, RecordRates,
+    RecordSet, RecordStage,
 };
+use storm_data::{Dataset, LoaderOptions, estimator_of_text};
 use storm_plan::{DiskProfile, Link};
 
 #[derive(Args)]
@@ -22,9 +23,10 @@ Reads parts of the dataset for a second to see how fast that goes. Without a dat
 hardware profile count, if `storm probe` measured some; otherwise 64 MiB of made-up records are written to --at, read,
 and removed.
 
-Example: storm data estimate --records 5000000 --shape 32,32,3 --data-ram 2GiB --rate 50000 --hardware rtx-4090")]
+Example: storm data estimate --records 5000000 --shape 32,32,3 --data-ram 2GiB --rate 50000 --hardware rtx-4090
+Example: storm data estimate books --seq 1024 --batch 8 --model gpt2")]
 pub(crate) struct EstimateArgs {
-    /// Directory of records that `storm data pack` wrote.
+    /// Directory of records or text that `storm data pack` wrote.
     #[arg(required_unless_present = "records")]
     dir: Option<PathBuf>,
     /// Records of an epoch; those of the dataset if not given.
@@ -36,23 +38,26 @@ pub(crate) struct EstimateArgs {
     /// Where made-up records are written. If it is given, the disk is measured there whatever the profile says.
     #[arg(long, value_name = "DIR", conflicts_with = "dir")]
     at: Option<PathBuf>,
-    /// Records in a batch.
-    #[arg(long, default_value_t = 256)]
-    batch: usize,
+    /// Records or rows in a batch: 256 records, or 8 rows of text, if not given.
+    #[arg(long, value_parser = size::positive)]
+    batch: Option<usize>,
+    /// Tokens in a row of text.
+    #[arg(long, default_value_t = 1024, value_parser = size::positive)]
+    seq: usize,
     /// Memory for the data.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     data_ram: u64,
-    /// The order of records.
-    #[arg(long, value_enum, default_value_t = OrderArg::Window)]
-    order: OrderArg,
-    /// Threads that read; the number of processors if not given.
+    /// The order of records or rows: window, or global for text, if not given.
+    #[arg(long, value_enum)]
+    order: Option<OrderArg>,
+    /// Threads that read; as many as `storm train` has if not given.
     #[arg(long)]
     workers: Option<usize>,
-    /// Records per second that the model takes.
+    /// Records or tokens per second that the model takes.
     #[arg(long, value_parser = rate, conflicts_with = "model")]
     rate: Option<f64>,
-    /// The model, in place of --rate: small-cnn, resnet-9, resnet-18, or the directory of an image classifier. A step of
-    /// it is planned for the hardware.
+    /// The model, in place of --rate: small-cnn, resnet-9, resnet-18, or the directory of an image classifier; for text the
+    /// name of a language model, such as gpt2, or its directory. A step of it is planned for the hardware.
     #[arg(long)]
     model: Option<String>,
     #[arg(long, value_name = "NAME|FILE", help = hardware::help())]
@@ -68,6 +73,46 @@ enum OrderArg {
     Global,
 }
 
+impl From<OrderArg> for Order {
+    fn from(order: OrderArg) -> Order {
+        match order {
+            OrderArg::Window => Order::Window,
+            OrderArg::Global => Order::Global,
+        }
+    }
+}
+
+/// What is counted: records, or the tokens of rows.
+#[derive(Clone, Copy)]
+enum Unit {
+    Records,
+    Tokens { in_row: usize },
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Records => "records",
+            Unit::Tokens { .. } => "tokens",
+        }
+    }
+
+    fn tokens_in_row(self) -> Option<usize> {
+        match self {
+            Unit::Records => None,
+            Unit::Tokens { in_row } => Some(in_row),
+        }
+    }
+
+    fn per_row(self) -> usize {
+        self.tokens_in_row().unwrap_or(1)
+    }
+
+    fn of_rows(self, rows: f64) -> f64 {
+        rows * self.per_row() as f64
+    }
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if rate > 0.0 && rate < 1e15 => Ok(rate),
@@ -77,10 +122,6 @@ fn rate(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(args: &EstimateArgs) -> Result<()> {
     let profile = hardware::named_or_found(args.hardware.as_deref())?;
-    let rate = match &args.model {
-        Some(model) => Some(model_rate::predicted(model, args.batch, &profile)?),
-        None => args.rate,
-    };
     let known = match (&args.dir, &args.at) {
         (None, None) => profile.disk.as_ref(),
         _ => None,
@@ -98,98 +139,172 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<()> {
         (Some(dir), None) => dir.clone(),
         (None, None) => unreachable!("there is a dataset or a trial"),
     };
-    let set = RecordSet::open(&dir)?;
-    let options = RecordLoaderOptions {
-        order: match args.order {
-            OrderArg::Window => Order::Window,
-            OrderArg::Global => Order::Global,
-        },
-        workers: args.workers.unwrap_or_else(|| available_parallelism().map_or(1, Into::into)),
-        ..RecordLoaderOptions::training(args.batch, 0, args.data_ram)
+    let (estimator, unit) = args.estimator(&dir)?;
+    let batch = args.batch(unit);
+    let rate = match &args.model {
+        Some(model) => Some(model_rate::predicted(model, batch, unit.tokens_in_row(), &profile)?),
+        None => args.rate.map(|rate| rate / unit.per_row() as f64),
     };
-    options.check()?;
     let demand = RecordDemand {
-        records: args.records.unwrap_or_else(|| set.records(Split::Train)),
+        records: args.records.unwrap_or_else(|| estimator.rows()),
         rate,
         bus_bytes_per_second: Some(profile.link(Link::HOST_TO_DEVICE).bandwidth),
     };
     let (rates, path) = match known {
         Some(disk) => (of_profile(disk), format!("{}, by storm probe", disk.reading_path)),
-        None => (RecordRates::measure(&set, &options)?, set.reading_path().to_string()),
+        None => (estimator.measure()?, estimator.reading_path().to_string()),
     };
-    let estimate = estimate_records(&set, &options, &rates, &demand)?;
+    let estimate = estimator.estimate(&rates, &demand)?;
+    let shown = Shown {
+        estimate: &estimate,
+        rates: &rates,
+        rows: demand.records,
+        unit,
+        hardware: &profile.name,
+        reading_path: &path,
+        is_planned: args.model.is_some(),
+    };
     match args.json {
-        true => println!("{:#}", object(&estimate, &rates, &demand, &profile.name, &path)),
-        false => print(&estimate, &rates, &demand, &profile.name, &path, args.model.is_some()),
+        true => println!("{:#}", shown.object()),
+        false => shown.print(),
     }
     Ok(())
+}
+
+impl EstimateArgs {
+    fn batch(&self, unit: Unit) -> usize {
+        self.batch.unwrap_or(match unit {
+            Unit::Records => 256,
+            Unit::Tokens { .. } => 8,
+        })
+    }
+
+    /// Of the records or the text in a directory.
+    fn estimator(&self, dir: &Path) -> Result<(Estimator, Unit)> {
+        let workers = self.workers.unwrap_or_else(loader_threads);
+        let order = self.order.map(Order::from);
+        if RecordSet::is_one(dir) {
+            let options = RecordLoaderOptions {
+                order: order.unwrap_or(Order::Window),
+                workers,
+                ..RecordLoaderOptions::training(self.batch(Unit::Records), 0, self.data_ram)
+            };
+            let set = Arc::new(RecordSet::open(dir)?);
+            return Ok((Estimator::of_records(set, options)?, Unit::Records));
+        }
+        let dataset = Dataset::open(dir)?;
+        if self.records.is_some() {
+            let problem = format!(
+                "{} holds text, whose rows follow from --seq: leave --records out",
+                dir.display()
+            );
+            return Err(UsageError(problem).into());
+        }
+        let unit = Unit::Tokens { in_row: self.seq };
+        let options = LoaderOptions {
+            order: order.unwrap_or(Order::Global),
+            workers,
+            data_ram: self.data_ram,
+            ..LoaderOptions::training(self.batch(unit), self.seq, 0)
+        };
+        let estimator = estimator_of_text(&dataset, &options)?.ok_or_else(|| {
+            UsageError(format!(
+                "{} was packed before datasets of text had blocks, and is mapped into memory; pack it again",
+                dir.display()
+            ))
+        })?;
+        Ok((estimator, unit))
+    }
 }
 
 fn of_profile(disk: &DiskProfile) -> RecordRates {
     RecordRates {
         sequential_bytes_per_second: disk.sequential_bytes_per_second,
         random_reads_per_second: disk.random_reads_per_second,
+        reads_per_row: 1.0,
         decoding_bytes_per_second: disk.decode_bytes_per_second,
     }
 }
 
-fn object(
-    estimate: &RecordEstimate,
-    rates: &RecordRates,
-    demand: &RecordDemand,
-    hardware: &str,
-    reading_path: &str,
-) -> serde_json::Value {
-    let stage = |stage: &storm_data::records::RecordStage| json!({"name": stage.name, "records_per_second": stage.rate});
-    json!({
-        "records": demand.records,
-        "disk_bytes": estimate.disk_bytes,
-        "block_bytes": estimate.block_bytes,
-        "ahead_bytes": estimate.ahead_bytes,
-        "device_bytes": estimate.device_bytes,
-        "resident": estimate.is_resident,
-        "sequential_bytes_per_second": rates.sequential_bytes_per_second,
-        "random_reads_per_second": rates.random_reads_per_second,
-        "decoding_bytes_per_second": rates.decoding_bytes_per_second,
-        "reading_path": reading_path,
-        "hardware": hardware,
-        "stages": estimate.stages.iter().map(stage).collect::<Vec<_>>(),
-        "epoch_seconds": estimate.epoch_seconds,
-        "advice": estimate.advice,
-    })
+/// What is shown of an estimate.
+struct Shown<'a> {
+    estimate: &'a RecordEstimate,
+    rates: &'a RecordRates,
+    rows: u64,
+    unit: Unit,
+    hardware: &'a str,
+    reading_path: &'a str,
+    /// The planner was asked for the rate of the model.
+    is_planned: bool,
 }
 
-fn print(
-    estimate: &RecordEstimate,
-    rates: &RecordRates,
-    demand: &RecordDemand,
-    hardware: &str,
-    reading_path: &str,
-    planned: bool,
-) {
-    let line = |name: &str, value: String| println!("  {name:<22}{value}");
-    println!("{} records", grouped(demand.records));
-    line("on disk", size::show(estimate.disk_bytes));
-    let whole = if estimate.is_resident { ": all of it" } else { "" };
-    line("blocks in memory", format!("{}{whole}", size::show(estimate.block_bytes)));
-    line("batches ahead", size::show(estimate.ahead_bytes));
-    line("on the device", format!("{}, two batches", size::show(estimate.device_bytes)));
-    let long = size::show(rates.sequential_bytes_per_second as u64);
-    let short = grouped(rates.random_reads_per_second as u64);
-    line(
-        "measured",
-        format!("{long}/s in long reads, {short} short reads a second ({reading_path})"),
-    );
-    for (number, stage) in estimate.stages.iter().enumerate() {
-        let slowest = if number == 0 { ", the slowest" } else { "" };
-        let of = match stage.name.contains("device") || (stage.name == "model" && planned) {
-            true => format!(" ({hardware})"),
-            false => String::new(),
-        };
-        line(stage.name, format!("{} records/s{of}{slowest}", grouped(stage.rate as u64)));
+impl Shown<'_> {
+    fn object(&self) -> Value {
+        let Shown { estimate, rates, rows, unit, hardware, reading_path, .. } = *self;
+        let rate_key = format!("{}_per_second", unit.name());
+        let stage =
+            |stage: &RecordStage| json!({"name": stage.name, &rate_key: unit.of_rows(stage.rate)});
+        json!({
+            unit.name(): rows * unit.per_row() as u64,
+            "disk_bytes": estimate.disk_bytes,
+            "block_bytes": estimate.block_bytes,
+            "batches_ahead": estimate.ahead,
+            "ahead_bytes": estimate.ahead_bytes,
+            "device_bytes": estimate.device_bytes,
+            "resident": estimate.is_resident,
+            "found_share": estimate.found_share,
+            "workers": estimate.workers,
+            "sequential_bytes_per_second": rates.sequential_bytes_per_second,
+            "random_reads_per_second": rates.random_reads_per_second,
+            "reads_per_row": rates.reads_per_row,
+            "decoding_bytes_per_second": rates.decoding_bytes_per_second,
+            "reading_path": reading_path,
+            "hardware": hardware,
+            "stages": estimate.stages.iter().map(stage).collect::<Vec<_>>(),
+            "epoch_seconds": estimate.epoch_seconds,
+            "advice": estimate.advice,
+        })
     }
-    line("an epoch", format!("{:.1} s", estimate.epoch_seconds));
-    for advice in &estimate.advice {
-        line("to be faster", advice.clone());
+
+    fn print(&self) {
+        let Shown { estimate, rates, rows, unit, hardware, reading_path, is_planned } = *self;
+        let line = |name: &str, value: String| println!("  {name:<22}{value}");
+        match unit.tokens_in_row() {
+            None => println!("{} records", grouped(rows)),
+            Some(tokens) => println!(
+                "{} tokens in {} rows of {tokens}",
+                grouped(rows * tokens as u64),
+                grouped(rows)
+            ),
+        }
+        line("on disk", size::show(estimate.disk_bytes));
+        let whole = if estimate.is_resident { ": all of it" } else { "" };
+        line("blocks in memory", format!("{}{whole}", size::show(estimate.block_bytes)));
+        let ahead = size::show(estimate.ahead_bytes);
+        line("batches ahead", format!("{}, {ahead}", estimate.ahead));
+        line("on the device", format!("{}, two batches", size::show(estimate.device_bytes)));
+        let long = size::show(rates.sequential_bytes_per_second as u64);
+        let short = grouped(rates.random_reads_per_second as u64);
+        line(
+            "measured",
+            format!("{long}/s in long reads, {short} short reads a second ({reading_path})"),
+        );
+        if estimate.found_share > 0.0 && !estimate.is_resident {
+            let share = 100.0 * estimate.found_share;
+            line("found in memory", format!("{share:.1} % of the blocks that are wanted"));
+        }
+        for (number, stage) in estimate.stages.iter().enumerate() {
+            let slowest = if number == 0 { ", the slowest" } else { "" };
+            let of = match stage.name.contains("device") || (stage.name == "model" && is_planned) {
+                true => format!(" ({hardware})"),
+                false => String::new(),
+            };
+            let rate = grouped(unit.of_rows(stage.rate) as u64);
+            line(stage.name, format!("{rate} {}/s{of}{slowest}", unit.name()));
+        }
+        line("an epoch", format!("{:.1} s", estimate.epoch_seconds));
+        for advice in &estimate.advice {
+            line("to be faster", advice.clone());
+        }
     }
 }

@@ -1,20 +1,33 @@
-//! The images per second that a model is predicted to take.
+//! The rows per second that a model is predicted to take: images, or rows of tokens.
 
+use crate::source::{AnySource, Which};
 use crate::{UsageError, memory_limits};
 use anyhow::{Result, anyhow};
 use std::path::Path;
-use storm_model::{AnyModel, ImageConfig, ImageDirectory, image_preset, image_preset_names};
+use storm_model::{
+    AnyModel, ImageDirectory, image_preset, image_preset_names, preset, preset_names,
+};
 use storm_plan::{Budget, Forced, HardwareProfile};
 use storm_train::{LaunchRequest, Precision, StepSize, TrainOptions};
 
-/// Plans a step of a model, by its name or its directory, on a machine of this profile.
-pub(super) fn predicted(model: &str, batch: usize, profile: &HardwareProfile) -> Result<f64> {
+/// Plans a step of a model, by its name or its directory, on a machine of this profile. Rows have so many tokens;
+/// images have none.
+pub(super) fn predicted(
+    model: &str,
+    batch: usize,
+    sequence: Option<usize>,
+    profile: &HardwareProfile,
+) -> Result<f64> {
     let vram = memory_limits::device(None, profile).bytes;
     let ram = memory_limits::host(None)?.bytes;
+    let config = match sequence {
+        None => image_classifier(model)?,
+        Some(_) => language_model(model)?,
+    };
     let request = LaunchRequest {
         ranks: 1,
-        model: AnyModel::from(config(model)?),
-        options: TrainOptions::new(batch, 1, Precision::Bf16Stochastic),
+        model: config,
+        options: TrainOptions::new(batch, sequence.unwrap_or(1), Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(1),
         profile: profile.clone(),
         budget: Budget::new(vram, ram),
@@ -25,17 +38,34 @@ pub(super) fn predicted(model: &str, batch: usize, profile: &HardwareProfile) ->
     Ok(batch as f64 / plan.predicted_seconds())
 }
 
-fn config(model: &str) -> Result<ImageConfig> {
+fn image_classifier(model: &str) -> Result<AnyModel> {
     if let Some(config) = image_preset(model) {
-        return Ok(config);
+        return Ok(config.into());
     }
     let path = Path::new(model);
     if path.exists() {
-        return Ok(ImageDirectory::read_config(path)?);
+        return Ok(ImageDirectory::read_config(path)?.into());
     }
-    let known: Vec<&str> = image_preset_names().collect();
+    unknown(model, "image classifier", &image_preset_names().collect::<Vec<_>>())
+}
+
+fn language_model(model: &str) -> Result<AnyModel> {
+    if let Ok(config) = preset(model) {
+        return Ok(config.into());
+    }
+    let path = Path::new(model);
+    if path.exists() {
+        let model = AnySource::open(path, &Which::default())?.model();
+        if model.image().is_none() {
+            return Ok(model);
+        }
+    }
+    unknown(model, "language model", &preset_names().collect::<Vec<_>>())
+}
+
+fn unknown(model: &str, kind: &str, known: &[&str]) -> Result<AnyModel> {
     Err(UsageError(format!(
-        "{model} is no image classifier and no directory of one; by name there are {}",
+        "{model} is no {kind} and no directory of one; by name there are {}",
         known.join(", ")
     ))
     .into())

@@ -506,25 +506,10 @@ fn token_sources(
     dataset: &Arc<Dataset>,
     batch: usize,
 ) -> Result<(LoaderSource, Option<LoaderSource>), RunError> {
-    let held = dataset.token_range(Split::Held);
-    // A token without one behind it has no target.
-    let is_held = held.end - held.start >= 2;
-    let data_ram = settings.data_ram.0;
-    let of_held = if is_held { data_ram / EVALUATION_SHARE } else { 0 };
-    let order = match dataset.token_blocks() {
-        Some(_) => settings.order.map_or(Order::Global, Into::into),
-        // Files that are mapped come in no other order.
-        None => Order::Global,
-    };
-    let options = LoaderOptions {
-        order,
-        overlong: settings.overlong.into(),
-        data_ram: data_ram - of_held,
-        workers: loader_threads(),
-        ..LoaderOptions::training(batch, settings.seq.get(), settings.seed.0)
-    };
+    let options = token_options(settings, dataset, batch);
     let train = LoaderSource::new(Arc::clone(dataset), options)?;
-    if !is_held {
+    let of_held = settings.data_ram.0 - options.data_ram;
+    if of_held == 0 {
         return Ok((train, None));
     }
     let options = LoaderOptions {
@@ -533,6 +518,27 @@ fn token_sources(
         ..LoaderOptions::evaluation(batch, options.sequence)
     };
     Ok((train, Some(LoaderSource::new(Arc::clone(dataset), options)?)))
+}
+
+/// How the text of a run is loaded to learn; what is left of data-ram is for evaluations.
+pub(super) fn token_options(settings: &Settings, dataset: &Dataset, batch: usize) -> LoaderOptions {
+    let held = dataset.token_range(Split::Held);
+    // A token without one behind it has no target.
+    let is_held = held.end - held.start >= 2;
+    let data_ram = settings.data_ram.0;
+    let of_held = if is_held { (data_ram / EVALUATION_SHARE).max(1) } else { 0 };
+    let order = match dataset.token_blocks() {
+        Some(_) => settings.order.map_or(Order::Global, Into::into),
+        // Files that are mapped come in no other order.
+        None => Order::Global,
+    };
+    LoaderOptions {
+        order,
+        overlong: settings.overlong.into(),
+        data_ram: data_ram.saturating_sub(of_held),
+        workers: loader_threads(),
+        ..LoaderOptions::training(batch, settings.seq.get(), settings.seed.0)
+    }
 }
 
 /// Refuses options that do nothing for a dataset that was packed before text had blocks. A run that began when they had none

@@ -5,43 +5,49 @@ use super::setup::Setup;
 use crate::model::grouped;
 use crate::size;
 use anyhow::Result;
-use storm_data::Split;
-use storm_data::records::{
-    LoaderStatistics, RecordDemand, RecordEstimate, RecordRates, estimate_records,
-};
+use std::sync::Arc;
+use storm_data::estimator_of_text;
+use storm_data::records::{Estimator, LoaderStatistics, RecordDemand, RecordEstimate, RecordRates};
 use storm_plan::Link;
 
-/// A disk that is not asked for anything.
-const UNLIMITED: RecordRates = RecordRates {
-    sequential_bytes_per_second: f64::INFINITY,
-    random_reads_per_second: f64::INFINITY,
-    decoding_bytes_per_second: f64::INFINITY,
-};
-
-/// What was estimated for the records of a run before its first step.
+/// What was estimated for the data of a run before its first step.
 pub(super) struct Forecast {
     estimate: RecordEstimate,
     reading_path: String,
+    /// Images, or the tokens of a row.
+    units_per_row: usize,
 }
 
 impl Forecast {
-    /// Reads parts of the dataset for a second, unless all of it stays in memory; none for text.
+    /// Reads parts of the dataset for a second, unless all of it stays in memory; none for text that is mapped.
     pub(super) fn new(setup: &Setup) -> Result<Option<Forecast>> {
-        let RunData::Records(set, _) = &setup.data else { return Ok(None) };
         let plan = setup.launch.plan();
-        let (options, _) = data::loader_options(&setup.settings, set, plan.batch)?;
-        let images = (plan.batch * plan.accumulate) as f64;
+        let (estimator, units_per_row) = match &setup.data {
+            RunData::Records(set, _) => {
+                let (options, _) = data::loader_options(&setup.settings, set, plan.batch)?;
+                (Estimator::of_records(Arc::clone(set), options)?, 1)
+            }
+            RunData::Tokens(dataset) => {
+                let options = data::token_options(&setup.settings, dataset, plan.batch);
+                let Some(estimator) = estimator_of_text(dataset, &options)? else {
+                    return Ok(None);
+                };
+                (estimator, options.sequence)
+            }
+        };
+        let rows = (plan.batch * plan.accumulate) as f64;
         let demand = RecordDemand {
-            records: set.records(Split::Train),
-            rate: Some(images / plan.predicted_seconds()),
+            records: estimator.rows(),
+            rate: Some(rows / plan.predicted_seconds()),
             bus_bytes_per_second: Some(setup.launch.profile().link(Link::HOST_TO_DEVICE).bandwidth),
         };
-        let rates = match set.data_ram_to_hold(Split::Train) <= options.data_ram {
-            true => UNLIMITED,
-            false => RecordRates::measure(set, &options)?,
+        let rates = match estimator.is_resident()? {
+            true => RecordRates::UNLIMITED,
+            false => estimator.measure()?,
         };
-        let estimate = estimate_records(set, &options, &rates, &demand)?;
-        Ok(Some(Forecast { estimate, reading_path: set.reading_path().to_string() }))
+        let estimate = estimator.estimate(&rates, &demand)?;
+        let reading_path = estimator.reading_path().to_string();
+        Ok(Some(Forecast { estimate, reading_path, units_per_row }))
     }
 
     /// What each stage should supply.
@@ -51,8 +57,11 @@ impl Forecast {
             words.push_str(" once, then all in memory");
         }
         for stage in &self.estimate.stages {
-            words.push_str(&format!(", {} {}/s", stage.name, grouped(stage.rate as u64)));
+            let rate = stage.rate * self.units_per_row as f64;
+            words.push_str(&format!(", {} {}/s", stage.name, grouped(rate as u64)));
         }
+        let ahead = self.estimate.ahead;
+        words.push_str(&format!(", {ahead} batches prepared ahead"));
         if let Some(slowest) = self.estimate.stages.first() {
             words.push_str(&format!("; the slowest is {}", slowest.name));
         }
@@ -61,11 +70,12 @@ impl Forecast {
 
     /// What loading did.
     pub(super) fn measured(statistics: &LoaderStatistics) -> String {
-        let LoaderStatistics { batches, stalls, stalled_ns, reads, read_bytes, .. } = *statistics;
+        let LoaderStatistics { batches, stalls, stalled_ns, reads, read_bytes, ahead, .. } =
+            *statistics;
         let seconds = |ns: u64| ns as f64 / 1e9;
-        format!(
+        let mut words = format!(
             "{} in {} reads; threads waited {:.2} s for the disk and decoded for {:.2} s; steps waited {:.2} s for {} \
-             of {} batches",
+             of {} batches; {ahead} batches prepared ahead",
             size::show(read_bytes),
             grouped(reads),
             seconds(statistics.reading_ns),
@@ -73,6 +83,14 @@ impl Forecast {
             seconds(stalled_ns),
             grouped(stalls),
             grouped(batches)
-        )
+        );
+        if statistics.longest_ns > 0 {
+            words.push_str(&format!(
+                ", since one took up to {:.1} ms to make and is used for {:.1} ms",
+                1e3 * seconds(statistics.longest_ns),
+                1e3 * seconds(statistics.interval_ns)
+            ));
+        }
+        words
     }
 }

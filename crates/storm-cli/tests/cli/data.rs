@@ -372,6 +372,41 @@ fn an_estimate_may_ask_the_planner_for_the_rate() {
     folder.data("estimate @records --model small-cnn --rate 5").failed(2, &["--rate"]);
 }
 
+/// Text is counted in tokens, whatever rows they are in.
+#[test]
+fn text_is_estimated_like_records() {
+    let folder = Folder::new();
+    folder.write("a.txt", &"Call me Ishmael. ".repeat(40_000));
+    folder.data("pack @a.txt --tokenizer bytes --out @books").succeeded();
+    let line = "estimate @books --seq 256 --batch 4 --data-ram 8MiB --hardware reference";
+    let json = |more: &str| folder.inspect(&format!("{line} {more} --json"));
+    let estimate = json("--rate 5120");
+    let rows = 680_001_u64.div_ceil(256);
+    assert_eq!(estimate["tokens"].as_u64(), Some(256 * rows));
+    let stages = estimate["stages"].as_array().unwrap();
+    let rate = |name: &str| {
+        let stage = stages.iter().find(|stage| stage["name"] == name);
+        stage.map(|stage| stage["tokens_per_second"].as_f64().unwrap())
+    };
+    assert_eq!(rate("model"), Some(5120.0));
+    let seconds = estimate["epoch_seconds"].as_f64().unwrap();
+    assert!((seconds / (rows as f64 / 20.0) - 1.0).abs() < 1e-9, "{estimate}");
+    assert_eq!(estimate["resident"], true);
+    // More than a sixteenth of data-ram would take to hold it.
+    let small = folder.inspect(
+        "estimate @books --seq 256 --batch 4 --data-ram 1200KiB --order window --hardware reference --json",
+    );
+    let stages = small["stages"].as_array().unwrap();
+    assert_eq!(small["resident"], false);
+    assert!(stages.iter().any(|stage| stage["name"] == "reading"), "{small}");
+    let shown = folder.data(&format!("{line} --model gpt2")).succeeded();
+    for part in ["tokens in 2,657 rows of 256", "tokens/s", "batches ahead", "the slowest"] {
+        assert!(shown.contains(part), "{part} is not in: {shown}");
+    }
+    folder.data(&format!("{line} --records 5")).failed(2, &["--records", "--seq"]);
+    folder.data(&format!("{line} --model small-cnn")).failed(2, &["language model", "gpt2"]);
+}
+
 #[test]
 fn a_probe_of_the_cpu_measures_the_disk_and_an_estimate_uses_it() {
     let folder = Folder::new();
@@ -427,6 +462,16 @@ fn training_from_disk_is_compared_with_training_from_memory() {
             check["reading_path"].as_str().unwrap().contains("pread")
                 || check["reading_path"] == "io_uring O_DIRECT"
         );
+        if !is_text && check["order"] == "global" {
+            let loading = &check["loading"];
+            let number = |key: &str| loading[key].as_f64().unwrap();
+            let is_compressed = check["codec"] == "zstd";
+            assert_eq!(number("expected_found_share") > 0.3, is_compressed, "{loading}");
+            assert!(number("found_share") < 1.0 && number("in_flight") >= 1.0, "{loading}");
+            assert!(number("bytes_per_read") >= 4096.0 && number("reads_per_second") > 0.0);
+            let times = ["waiting_share", "decoding_share", "copying_share"].map(number);
+            assert!(times.iter().all(|share| (0.0..=1.0).contains(share)), "{loading}");
+        }
         if is_text || check["order"] == "window" {
             assert_eq!(check["device_bytes"], check["memory_device_bytes"]);
             let slowdown = check["slowdown"].as_f64().unwrap();

@@ -7,7 +7,7 @@ mod write;
 
 use crate::dataset::TokenStreams;
 use crate::records::{
-    LoaderStatistics, Order, RecordBatch, RecordLoader, RecordLoaderOptions, TokenRows,
+    Estimator, LoaderStatistics, Order, RecordBatch, RecordLoader, RecordLoaderOptions, TokenRows,
 };
 use crate::{DataError, Dataset};
 use rows::RowBuffers;
@@ -112,6 +112,62 @@ impl LoaderOptions {
             ..LoaderOptions::training(batch, sequence, 0)
         }
     }
+
+    fn check(&self) -> Result<(), DataError> {
+        for (option, value) in [("batch", self.batch), ("sequence", self.sequence)] {
+            if value == 0 || value > 1 << 28 {
+                let problem = format!("{value} is not between 1 and {}", 1 << 28);
+                return Err(DataError::Option { option, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for the blocks that tokens lie in.
+    fn of_records(&self) -> RecordLoaderOptions {
+        let LoaderOptions { batch, seed, split, order, passes, data_ram, workers, .. } = *self;
+        RecordLoaderOptions { batch, seed, part: split, order, passes, data_ram, workers }
+    }
+
+    fn token_rows(&self, dataset: &Dataset, streams: &TokenStreams, rows: &Arc<Rows>) -> TokenRows {
+        let vocabulary = dataset.manifest().tokenizer.vocabulary;
+        let tokens = dataset.token_range(self.split);
+        TokenRows::new(Arc::clone(rows), streams.format(), vocabulary, tokens, self.sequence)
+    }
+}
+
+/// The rows of a dataset, of which there is at least one.
+fn nonempty_rows(dataset: &Dataset, options: &LoaderOptions) -> Result<Arc<Rows>, DataError> {
+    options.check()?;
+    let rows = Rows::new(dataset, options)?;
+    if rows.count() > 0 {
+        return Ok(Arc::new(rows));
+    }
+    let report = rows.report();
+    let hint = match options.split {
+        _ if report.overlong_samples > 0 => format!(
+            "its {} samples are longer than a row; a sequence of {} would hold all",
+            report.overlong_samples, report.longest_sample
+        ),
+        Split::Train => "pack more data, or hold less of it out".to_owned(),
+        Split::Held => "pack with a larger --held-out share".to_owned(),
+    };
+    let (path, split) = (dataset.dir().to_owned(), options.split.name());
+    Err(DataError::Empty { path, split, hint })
+}
+
+/// What to expect of a loader with these options; none of a dataset that is mapped.
+///
+/// # Errors
+/// As [`Loader::new`].
+pub fn estimator_of_text(
+    dataset: &Dataset,
+    options: &LoaderOptions,
+) -> Result<Option<Estimator>, DataError> {
+    let Some(streams) = dataset.streams() else { return Ok(None) };
+    let rows = nonempty_rows(dataset, options)?;
+    let rows = options.token_rows(dataset, streams, &rows);
+    Estimator::of_tokens(Arc::clone(streams.set()), options.of_records(), rows).map(Some)
 }
 
 /// A batch, in reusable buffers.
@@ -209,27 +265,7 @@ impl Loader {
     /// # Errors
     /// If the part is empty, or batch or sequence are zero or too large.
     pub fn new(dataset: Arc<Dataset>, options: LoaderOptions) -> Result<Loader, DataError> {
-        for (option, value) in [("batch", options.batch), ("sequence", options.sequence)] {
-            if value == 0 || value > 1 << 28 {
-                let problem = format!("{value} is not between 1 and {}", 1 << 28);
-                return Err(DataError::Option { option, problem });
-            }
-        }
-        let rows = Rows::new(&dataset, &options)?;
-        if rows.count() == 0 {
-            let report = rows.report();
-            let hint = match options.split {
-                _ if report.overlong_samples > 0 => format!(
-                    "its {} samples are longer than a row; a sequence of {} would hold all",
-                    report.overlong_samples, report.longest_sample
-                ),
-                Split::Train => "pack more data, or hold less of it out".to_owned(),
-                Split::Held => "pack with a larger --held-out share".to_owned(),
-            };
-            let (path, split) = (dataset.dir().to_owned(), options.split.name());
-            return Err(DataError::Empty { path, split, hint });
-        }
-        let rows = Arc::new(rows);
+        let rows = nonempty_rows(&dataset, &options)?;
         let source = match dataset.streams() {
             Some(streams) => Loader::of_blocks(&dataset, streams, &rows, &options)?,
             None if options.order == Order::Window => {
@@ -252,15 +288,9 @@ impl Loader {
         rows: &Arc<Rows>,
         options: &LoaderOptions,
     ) -> Result<Source, DataError> {
-        let LoaderOptions {
-            batch, sequence, seed, split, order, passes, data_ram, workers, ..
-        } = *options;
-        let vocabulary = dataset.manifest().tokenizer.vocabulary;
-        let tokens = dataset.token_range(split);
-        let rows = TokenRows::new(Arc::clone(rows), streams.format(), vocabulary, tokens, sequence);
-        let options =
-            RecordLoaderOptions { batch, seed, part: split, order, passes, data_ram, workers };
-        let loader = RecordLoader::of_tokens(Arc::clone(streams.set()), options, rows)?;
+        let rows = options.token_rows(dataset, streams, rows);
+        let set = Arc::clone(streams.set());
+        let loader = RecordLoader::of_tokens(set, options.of_records(), rows)?;
         Ok(Source::Blocks(Box::new(loader), RecordBatch::default()))
     }
 

@@ -11,6 +11,7 @@ use super::stream::{Origin, Stdin, Stream, Use};
 use super::table::TableRows;
 use super::values::Values;
 use super::{InputFormat, PackOptions, text};
+use crate::table::IfDamaged;
 use crate::{DataError, Kind, RecordPlace, WorkerCommand};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -105,6 +106,7 @@ impl InputFile {
         &self,
         how: Use,
         worker: &WorkerCommand,
+        if_damaged: IfDamaged,
     ) -> Result<Option<Box<dyn Records>>, DataError> {
         Ok(Some(match self.format {
             FileFormat::Text => return Ok(None),
@@ -112,7 +114,7 @@ impl InputFile {
             FileFormat::Json => Box::new(Values::new(self.stream(how)?)),
             FileFormat::Delimited(delimiter) => Box::new(Rows::new(self.stream(how)?, delimiter)?),
             FileFormat::Parquet => {
-                Box::new(TableRows::open(self.origin.path(), self.bytes, worker)?)
+                Box::new(TableRows::open(self.origin.path(), self.bytes, worker, if_damaged)?)
             }
         }))
     }
@@ -160,7 +162,10 @@ impl Inputs {
         }
         let mut skipped = Skipped::new(self.skip_bad);
         for file in &self.files {
-            let Some(mut records) = file.records(Use::Look, &self.worker)? else { continue };
+            let Some(mut records) = file.records(Use::Look, &self.worker, self.if_damaged())?
+            else {
+                continue;
+            };
             while let Some(raw) = records.next()? {
                 if raw.is_blank() {
                     continue;
@@ -181,6 +186,13 @@ impl Inputs {
                 ))
             }
             None => Ok(Kind::Text),
+        }
+    }
+
+    fn if_damaged(&self) -> IfDamaged {
+        match self.skip_bad {
+            true => IfDamaged::Skip,
+            false => IfDamaged::Fail,
         }
     }
 
@@ -223,7 +235,7 @@ impl Inputs {
                 taken += job.input_bytes;
                 emit(job)
             };
-            let wanted = match file.records(Use::Take, &self.worker)? {
+            let wanted = match file.records(Use::Take, &self.worker, self.if_damaged())? {
                 Some(reader) => records::read(number, reader, self.skip_bad, &mut counted)?,
                 None => self.read_text(file, &mut counted)?,
             };

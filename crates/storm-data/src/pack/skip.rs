@@ -20,21 +20,26 @@ impl Skipped {
         Skipped { skip_bad, ..Skipped::default() }
     }
 
-    /// A record that cannot be packed: an error unless such are skipped.
+    /// A record that cannot be packed, or several neighbours: an error unless such are skipped.
     pub(super) fn add(
         &mut self,
         path: &Path,
         place: RecordPlace,
         problem: String,
     ) -> Result<(), DataError> {
-        self.add_error(DataError::Record { path: path.to_owned(), place, problem })
+        let error = DataError::Record { path: path.to_owned(), place, problem };
+        self.add_several(place.count(), error)
     }
 
     pub(super) fn add_error(&mut self, error: DataError) -> Result<(), DataError> {
+        self.add_several(1, error)
+    }
+
+    fn add_several(&mut self, count: u64, error: DataError) -> Result<(), DataError> {
         if !self.skip_bad {
             return Err(error);
         }
-        self.count += 1;
+        self.count = self.count.saturating_add(count);
         if self.told.len() < TOLD {
             self.told.push(error.to_string());
         }
@@ -43,7 +48,7 @@ impl Skipped {
 
     /// What was skipped after this.
     pub(super) fn extend(&mut self, other: Skipped) {
-        self.count += other.count;
+        self.count = self.count.saturating_add(other.count);
         let room = TOLD - self.told.len();
         self.told.extend(other.told.into_iter().take(room));
     }

@@ -1,7 +1,7 @@
 //! Records in the rows of a Parquet file.
 
 use super::records::{Raw, Records};
-use crate::table::Table;
+use crate::table::{IfDamaged, Table, TableItem};
 use crate::{DataError, RecordPlace, WorkerCommand};
 use std::path::Path;
 
@@ -17,8 +17,9 @@ impl TableRows {
         path: &Path,
         file_bytes: u64,
         worker: &WorkerCommand,
+        if_damaged: IfDamaged,
     ) -> Result<TableRows, DataError> {
-        Ok(TableRows { table: Table::open(path, worker)?, file_bytes, number: 0 })
+        Ok(TableRows { table: Table::open(path, worker, if_damaged)?, file_bytes, number: 0 })
     }
 }
 
@@ -31,9 +32,19 @@ impl Records for TableRows {
     }
 
     fn next(&mut self) -> Result<Option<Raw>, DataError> {
-        let Some(json) = self.table.next()? else { return Ok(None) };
-        self.number += 1;
-        let bytes = json.as_ref().map_or(0, |json| json.len() as u64);
-        Ok(Some(Raw { place: RecordPlace::Row(self.number), bytes, json }))
+        let Some(item) = self.table.next()? else { return Ok(None) };
+        let first = self.number.saturating_add(1);
+        Ok(Some(match item {
+            TableItem::Row(json) => {
+                self.number = first;
+                let bytes = json.as_ref().map_or(0, |json| json.len() as u64);
+                Raw { place: RecordPlace::Row(first), bytes, json }
+            }
+            TableItem::Lost { rows, problem } => {
+                self.number = self.number.saturating_add(rows);
+                let place = RecordPlace::Rows { first, last: self.number };
+                Raw { place, bytes: 0, json: Err(problem) }
+            }
+        }))
     }
 }

@@ -1,173 +1,29 @@
-//! How fast a dataset of records can be read, where that ends, and what it takes: measured rates and a computation.
+//! What to expect of a loader: how fast each stage from disk to model is, where that ends, and what it takes.
 
-use super::loader::{Load, Memory, RecordLoaderOptions, data_ram_to_hold};
-use super::order::{GROUP_BLOCKS, Order};
-use super::read::Buffers;
-use super::set::{Reader, RecordSet};
+use super::loader::{
+    Content, Memory, RecordLoaderOptions, TokenRows, batches_ahead, data_ram_to_hold,
+};
+use super::order::Order;
+use super::rates::RecordRates;
+use super::reading::ReadingPath;
+use super::set::{BlockPlace, RecordSet};
 use crate::DataError;
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-use storm_graph::random::Random;
+use std::time::Duration;
 use storm_host::show_bytes;
 
-/// How long each rate is measured.
-const MEASURE_TIME: Duration = Duration::from_millis(600);
-/// How long the same is done before that: the first reads also fault in the buffers of all threads.
-const WARM_UP_TIME: Duration = Duration::from_millis(150);
 /// Batches on the device: one that is used and one that arrives.
 const DEVICE_BATCHES: u64 = 2;
 /// The stages from disk to a batch.
 const READING: &str = "reading";
 const DECODING: &str = "decoding";
 
-/// What this machine does with a dataset, measured with as many threads as a loader has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RecordRates {
-    /// Bytes from disk per second, in groups of blocks, with checksums and decompression.
-    pub sequential_bytes_per_second: f64,
-    /// Single records, or blocks where they are compressed, per second.
-    pub random_reads_per_second: f64,
-    /// Bytes of records per second that one thread checks and decompresses.
-    pub decoding_bytes_per_second: f64,
-}
-
-impl RecordRates {
-    /// Reads parts of the dataset for a second and a half.
-    ///
-    /// # Errors
-    /// If a block cannot be read or is damaged.
-    pub fn measure(
-        set: &RecordSet,
-        options: &RecordLoaderOptions,
-    ) -> Result<RecordRates, DataError> {
-        let blocks = set.nonempty_blocks_of(options.part)?;
-        // More blocks than fit: what fits is not read again.
-        let load = Load::records(set, u64::MAX);
-        let memory = |order| Memory::new(set, &load, &RecordLoaderOptions { order, ..*options });
-        let given = memory(options.order)?;
-        let long = timed(set, &memory(Order::Window).unwrap_or(given), |random, trial, reader| {
-            let groups = groups(&blocks, random).take_while(|_| trial.is_on());
-            let reads = groups.map(|block| (block, set.block(block).disk_bytes()));
-            set.load_each(reads, reader, |bytes, loaded| {
-                trial.count(bytes);
-                loaded.map(drop)
-            })
-        })?;
-        let single = set.has_single_records();
-        let short =
-            timed(set, &memory(Order::Global).unwrap_or(given), |random, trial, reader| {
-                let mut of_records = Random(random.bits());
-                let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
-                let reads = any.take_while(|_| trial.is_on());
-                match single {
-                    false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
-                        trial.count(0);
-                        loaded.map(drop)
-                    }),
-                    true => {
-                        let record = |block| {
-                            let records = set.block(block).records() as usize;
-                            (block, of_records.below(records) as u32, ())
-                        };
-                        set.load_each_record(reads.map(record), reader, |(), _| {
-                            trial.count(0);
-                            Ok(())
-                        })
-                    }
-                }
-            })?;
-        let seconds = MEASURE_TIME.as_secs_f64();
-        Ok(RecordRates {
-            sequential_bytes_per_second: long.bytes as f64 / seconds,
-            random_reads_per_second: short.reads as f64 / seconds,
-            decoding_bytes_per_second: 1e9 * long.decoded_bytes as f64
-                / long.decoding_ns.max(1) as f64,
-        })
-    }
-}
-
-/// Groups of neighbouring blocks without end.
-fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
-    std::iter::repeat_with(|| random.below(blocks.len())).flat_map(|first| {
-        let group = &blocks[first..];
-        group.iter().take(GROUP_BLOCKS as usize).copied()
-    })
-}
-
-/// What was read while the clock ran, and what was decoded in all.
-struct Timed {
-    reads: u64,
-    bytes: u64,
-    decoded_bytes: u64,
-    decoding_ns: u64,
-}
-
-/// A thread's view of a measurement. It counts only what ends between the warm-up and the end of the time, when all
-/// threads have as many reads in flight as a loader.
-struct Trial {
-    start: Instant,
-    reads: Cell<u64>,
-    bytes: Cell<u64>,
-}
-
-impl Trial {
-    /// Whether another read should begin.
-    fn is_on(&self) -> bool {
-        self.start.elapsed() < WARM_UP_TIME + MEASURE_TIME
-    }
-
-    /// A read of so many bytes has ended.
-    fn count(&self, bytes: u64) {
-        if self.is_on() && self.start.elapsed() >= WARM_UP_TIME {
-            self.reads.set(self.reads.get() + 1);
-            self.bytes.set(self.bytes.get() + bytes);
-        }
-    }
-}
-
-/// Does the same on all threads of a loader as long as it is told to go on, and says how much that was.
-fn timed(
-    set: &RecordSet,
-    memory: &Memory,
-    work: impl Fn(&mut Random, &Trial, &mut Reader) -> Result<(), DataError> + Sync,
-) -> Result<Timed, DataError> {
-    let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
-    let sums: [AtomicU64; 4] = Default::default();
-    let start = Instant::now();
-    let one = |number: usize| -> Result<(), DataError> {
-        let mut reader = Reader::new(set, &buffers, memory.in_flight);
-        let trial = Trial { start, reads: Cell::default(), bytes: Cell::default() };
-        work(&mut Random(number as u64), &trial, &mut reader)?;
-        let done = reader.statistics;
-        let values = [trial.reads.get(), trial.bytes.get(), done.decoded_bytes, done.decoding_ns];
-        for (sum, value) in sums.iter().zip(values) {
-            sum.fetch_add(value, Ordering::Relaxed);
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let one = &one;
-        let spawn =
-            |number| std::thread::Builder::new().spawn_scoped(scope, move || one(number)).ok();
-        let others: Vec<_> = (1..memory.workers).map_while(spawn).collect();
-        let mut result = one(0);
-        for thread in others {
-            result = result.and(thread.join().unwrap_or(Ok(())));
-        }
-        result
-    })?;
-    let [reads, bytes, decoded_bytes, decoding_ns] = sums.map(AtomicU64::into_inner);
-    Ok(Timed { reads, bytes, decoded_bytes, decoding_ns })
-}
-
-/// What a run is to do with the records.
+/// What a run is to do with the rows: records, or rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecordDemand {
-    /// Records of an epoch: those of the dataset, or of a larger one like it.
+    /// Rows of an epoch: those of the dataset, or of a larger one like it.
     pub records: u64,
-    /// Records per second that the model takes, if that is known.
+    /// Rows per second that the model takes, if that is known.
     pub rate: Option<f64>,
     /// Bytes per second that go to the device, if that is known.
     pub bus_bytes_per_second: Option<f64>,
@@ -178,7 +34,7 @@ pub struct RecordDemand {
 pub struct RecordStage {
     /// Its name.
     pub name: &'static str,
-    /// Records per second.
+    /// Rows per second.
     pub rate: f64,
 }
 
@@ -196,12 +52,20 @@ pub struct RecordEstimate {
     pub disk_bytes: u64,
     /// Bytes of blocks in memory, at most.
     pub block_bytes: u64,
-    /// Bytes of batches that are prepared ahead.
+    /// Batches that are prepared ahead: those that the model uses while one is read and decoded.
+    pub ahead: usize,
+    /// Bytes of them.
     pub ahead_bytes: u64,
     /// Bytes on the device: two batches.
     pub device_bytes: u64,
     /// All of the part stays in memory after the first epoch.
     pub is_resident: bool,
+    /// The share of wanted blocks that are in memory already, where each record's block is wanted by itself.
+    pub found_share: f64,
+    /// Threads that read, and the most reads that each has in flight.
+    pub workers: usize,
+    /// See `workers`.
+    pub in_flight: usize,
     /// The parts of the way, the slowest first.
     pub stages: Vec<RecordStage>,
     /// Seconds of an epoch.
@@ -210,63 +74,171 @@ pub struct RecordEstimate {
     pub advice: Vec<String>,
 }
 
-/// Computes what to expect of a loader with these options on a dataset like `set`.
-///
-/// # Errors
-/// If `data_ram` is too small.
-pub fn estimate_records(
-    set: &RecordSet,
-    options: &RecordLoaderOptions,
-    rates: &RecordRates,
-    demand: &RecordDemand,
-) -> Result<RecordEstimate, DataError> {
-    let counts = &set.manifest().counts;
-    let raw = counts.raw_bytes as f64 / counts.records.max(1) as f64;
-    let stored = counts.stored_bytes as f64 / counts.records.max(1) as f64;
-    let blocks = set.nonempty_blocks_of(options.part)?.len();
-    let scale = demand.records as f64 / set.records(options.part).max(1) as f64;
-    let blocks = (blocks as f64 * scale).ceil() as u64;
-    let memory = Memory::new(set, &Load::records(set, blocks), options)?;
-    let mut stages = Vec::new();
-    // What fits is read once, in the first epoch.
-    if !memory.fits {
-        let threads = memory.workers as f64;
-        let (reading, decoded) = match options.order {
-            // A record costs a read, or a block where blocks are compressed, unless that block is still in memory.
-            Order::Global => {
-                let read = 1.0 - memory.share_in_memory(set, blocks);
-                let decoded = match set.has_single_records() {
-                    true => raw,
-                    false => read * raw * demand.records as f64 / blocks.max(1) as f64,
-                };
-                (rates.random_reads_per_second / read, decoded)
-            }
-            Order::Window | Order::Sequential => (rates.sequential_bytes_per_second / stored, raw),
+/// A dataset as a loader with some options would go through it.
+#[derive(Debug)]
+pub struct Estimator {
+    set: Arc<RecordSet>,
+    options: RecordLoaderOptions,
+    content: Content,
+}
+
+impl Estimator {
+    /// Of records.
+    ///
+    /// # Errors
+    /// If the part is empty, or an option is out of range.
+    pub fn of_records(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+    ) -> Result<Estimator, DataError> {
+        options.check()?;
+        let content = Content::records(&set, options.part)?;
+        Ok(Estimator { set, options, content })
+    }
+
+    /// Of rows of tokens, whose stream is in `set`.
+    pub(crate) fn of_tokens(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+        rows: TokenRows,
+    ) -> Result<Estimator, DataError> {
+        options.check()?;
+        let content = Content::tokens(&set, rows);
+        Ok(Estimator { set, options, content })
+    }
+
+    /// Rows of an epoch.
+    pub fn rows(&self) -> u64 {
+        self.content.part.rows
+    }
+
+    /// How it is read.
+    pub fn reading_path(&self) -> ReadingPath {
+        self.set.reading_path()
+    }
+
+    /// Whether all of it stays in memory once it was read.
+    ///
+    /// # Errors
+    /// If `data_ram` is too small.
+    pub fn is_resident(&self) -> Result<bool, DataError> {
+        Ok(Memory::new(&self.set, &self.content.load, &self.options)?.fits)
+    }
+
+    /// Reads parts of it for a second and a half, and longer where compressed blocks fill `data_ram` slowly. This takes as
+    /// much memory as the loader.
+    ///
+    /// # Errors
+    /// If a block cannot be read or is damaged.
+    pub fn measure(&self) -> Result<RecordRates, DataError> {
+        RecordRates::measure(&self.set, &self.content, &self.options)
+    }
+
+    /// Computes what to expect of the loader on this dataset, or on a longer one like it.
+    ///
+    /// # Errors
+    /// If `data_ram` is too small.
+    pub fn estimate(
+        &self,
+        rates: &RecordRates,
+        demand: &RecordDemand,
+    ) -> Result<RecordEstimate, DataError> {
+        let Estimator { set, options, content } = self;
+        let form = Form::of(set, content);
+        let scale = demand.records as f64 / self.rows().max(1) as f64;
+        let blocks = (content.part.blocks.len() as f64 * scale).ceil() as u64;
+        let mut load = content.load;
+        load.blocks = blocks;
+        let memory = Memory::new(set, &load, options)?;
+        let found_share = match options.order {
+            Order::Global => memory.share_in_memory(set, blocks),
+            Order::Window | Order::Sequential => 0.0,
         };
-        stages.push(RecordStage { name: READING, rate: reading });
-        let decoding = rates.decoding_bytes_per_second * threads / decoded;
-        stages.push(RecordStage { name: DECODING, rate: decoding });
+        let mut stages = Vec::new();
+        // What fits is read once, in the first epoch.
+        if !memory.fits {
+            let threads = memory.workers as f64;
+            let (reading, decoded) = match options.order {
+                // A row costs reads of records, or of blocks where blocks are compressed, unless these are still in memory.
+                Order::Global => {
+                    let reads = rates.reads_per_row * (1.0 - found_share);
+                    let decoded = match set.has_single_records() {
+                        true => form.record_bytes,
+                        false => form.block_bytes,
+                    };
+                    (rates.random_reads_per_second / reads, reads * decoded)
+                }
+                Order::Window | Order::Sequential => {
+                    (rates.sequential_bytes_per_second / form.stored, form.raw)
+                }
+            };
+            stages.push(RecordStage { name: READING, rate: reading });
+            let decoding = rates.decoding_bytes_per_second * threads / decoded;
+            stages.push(RecordStage { name: DECODING, rate: decoding });
+        }
+        let row_bytes = content.load.row_bytes() as f64;
+        if let Some(bus) = demand.bus_bytes_per_second {
+            stages.push(RecordStage { name: "copies to the device", rate: bus / row_bytes });
+        }
+        if let Some(rate) = demand.rate {
+            stages.push(RecordStage { name: "model", rate });
+        }
+        stages.sort_by(|one, other| one.rate.total_cmp(&other.rate));
+        let slowest = stages.first().map_or(f64::INFINITY, |stage| stage.rate);
+        let advice = advice(&stages, options.order, data_ram_to_hold(set, blocks));
+        let batch_bytes = (row_bytes * options.batch as f64) as u64;
+        let loading = stages.iter().filter(|stage| stage.is_loading()).map(|stage| stage.rate);
+        let loading = loading.fold(f64::INFINITY, f64::min);
+        let used = stages.iter().filter(|stage| !stage.is_loading()).map(|stage| stage.rate);
+        let used = used.fold(f64::INFINITY, f64::min);
+        let seconds = |rate: f64| {
+            let seconds = options.batch as f64 / rate;
+            Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+        };
+        // All threads make batches at once.
+        let making = seconds(loading / memory.workers as f64);
+        let ahead = batches_ahead(making, seconds(used), memory.depth_max);
+        Ok(RecordEstimate {
+            disk_bytes: (form.stored * demand.records as f64) as u64,
+            block_bytes: memory.block_bytes,
+            ahead,
+            ahead_bytes: (ahead as u64).saturating_mul(batch_bytes),
+            device_bytes: DEVICE_BATCHES * batch_bytes,
+            is_resident: memory.fits,
+            found_share,
+            workers: memory.workers,
+            in_flight: memory.in_flight,
+            stages,
+            epoch_seconds: demand.records as f64 / slowest,
+            advice,
+        })
     }
-    if let Some(bus) = demand.bus_bytes_per_second {
-        stages.push(RecordStage { name: "copies to the device", rate: bus / raw });
+}
+
+/// Bytes of what rows lie in.
+struct Form {
+    /// Of a row's share of the blocks, on disk and after decompression.
+    stored: f64,
+    raw: f64,
+    /// Of a block and of a record, after decompression.
+    block_bytes: f64,
+    record_bytes: f64,
+}
+
+impl Form {
+    fn of(set: &RecordSet, content: &Content) -> Form {
+        let blocks = || content.part.blocks.iter().map(|&block| set.block(block));
+        let sum = |of: fn(&BlockPlace) -> u64| blocks().map(of).sum::<u64>() as f64;
+        let (stored, raw) = (sum(BlockPlace::disk_bytes), sum(BlockPlace::raw_bytes));
+        let records = sum(|block| block.records().into());
+        let rows = content.part.rows.max(1) as f64;
+        Form {
+            stored: stored / rows,
+            raw: raw / rows,
+            block_bytes: raw / content.part.blocks.len().max(1) as f64,
+            record_bytes: raw / records.max(1.0),
+        }
     }
-    if let Some(rate) = demand.rate {
-        stages.push(RecordStage { name: "model", rate });
-    }
-    stages.sort_by(|one, other| one.rate.total_cmp(&other.rate));
-    let slowest = stages.first().map_or(f64::INFINITY, |stage| stage.rate);
-    let advice = advice(&stages, options.order, data_ram_to_hold(set, blocks));
-    let batch_bytes = (raw * options.batch as f64) as u64;
-    Ok(RecordEstimate {
-        disk_bytes: (stored * demand.records as f64) as u64,
-        block_bytes: memory.block_bytes,
-        ahead_bytes: memory.ahead_bytes,
-        device_bytes: DEVICE_BATCHES * batch_bytes,
-        is_resident: memory.fits,
-        stages,
-        epoch_seconds: demand.records as f64 / slowest,
-        advice,
-    })
 }
 
 fn advice(stages: &[RecordStage], order: Order, enough: u64) -> Vec<String> {

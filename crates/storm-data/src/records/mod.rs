@@ -9,6 +9,7 @@ mod batch;
 mod block;
 mod codec;
 mod column;
+mod counters;
 mod estimate;
 mod fault;
 mod layout;
@@ -18,6 +19,7 @@ mod order;
 mod pack;
 mod parallel;
 mod queue;
+mod rates;
 mod read;
 mod reading;
 mod set;
@@ -28,11 +30,12 @@ mod write;
 pub use batch::{BatchColumn, RecordBatch};
 pub use codec::Codec;
 pub use column::{Column, ColumnKind, ColumnType};
-pub use estimate::{RecordDemand, RecordEstimate, RecordRates, RecordStage, estimate_records};
+pub use counters::LoaderStatistics;
+pub use estimate::{Estimator, RecordDemand, RecordEstimate, RecordStage};
 pub use fault::{ReadFault, ReadFaults};
 pub use layout::{BLOCK_BYTES, PAGE_BYTES};
 pub(crate) use loader::TokenRows;
-pub use loader::{LoaderStatistics, RecordLoader, RecordLoaderOptions, RecordPosition};
+pub use loader::{RecordLoader, RecordLoaderOptions, RecordPosition};
 pub(crate) use manifest::KIND;
 pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
@@ -40,6 +43,7 @@ pub use pack::{
     RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Repeated, Synthetic,
     pack_records, resize_image,
 };
+pub use rates::RecordRates;
 pub use reading::{Reading, ReadingPath};
 pub use set::RecordSet;
 pub use statistics::ImageStatistics;

@@ -57,6 +57,11 @@ impl ReadQueue {
         self.ring.as_ref().map_or(1, ReadRing::depth)
     }
 
+    /// How many are begun.
+    pub(super) fn count(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Whether there is room for another.
     pub(super) fn has_room(&self) -> bool {
         self.pending.len() < self.depth()

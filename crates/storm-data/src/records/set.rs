@@ -3,6 +3,7 @@
 use super::block::{Block, is_intact};
 use super::codec::Codec;
 use super::column::{Column, RecordLayout};
+use super::counters::{Count, ReadCounters};
 use super::fault::ReadFaults;
 use super::layout::{Entry, Header, PAGE_BYTES, parse_index};
 use super::loader::{Load, RecordLoaderOptions, data_ram_to_hold};
@@ -54,6 +55,11 @@ impl BlockPlace {
         self.entry.records
     }
 
+    /// After decompression.
+    pub(super) fn raw_bytes(&self) -> u64 {
+        self.entry.raw_bytes.into()
+    }
+
     /// On disk, with padding.
     pub(super) fn disk_bytes(&self) -> u64 {
         self.entry.padded_bytes()
@@ -67,22 +73,7 @@ pub(super) struct Reader {
     queue: ReadQueue,
     /// Buffers for compressed blocks and for pages that hold one record.
     spare: Vec<PageBuffer>,
-    pub(super) statistics: ReadStatistics,
-}
-
-/// What reading has cost.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ReadStatistics {
-    /// Blocks and single records.
-    pub(super) reads: u64,
-    /// Bytes from disk.
-    pub(super) bytes: u64,
-    /// Waiting for the disk.
-    pub(super) reading_ns: u64,
-    /// Checksums and decompression.
-    pub(super) decoding_ns: u64,
-    /// Bytes that came of it.
-    pub(super) decoded_bytes: u64,
+    pub(super) counters: Arc<ReadCounters>,
 }
 
 impl Reader {
@@ -92,7 +83,7 @@ impl Reader {
             buffers: Arc::clone(buffers),
             queue: ReadQueue::new(depth, &set.ring_refused),
             spare: Vec::new(),
-            statistics: ReadStatistics::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -107,13 +98,26 @@ impl Reader {
         self.queue.depth()
     }
 
+    /// Whether there is room for another read.
+    pub(super) fn has_room(&self) -> bool {
+        self.queue.has_room()
+    }
+
+    /// Gives up all reads that were begun.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
     /// The oldest read that was begun.
     fn pop(&mut self, bytes: u64) -> io::Result<PageBuffer> {
-        let began = Instant::now();
+        let (began, in_flight) = (Instant::now(), self.queue.count());
         let popped = self.queue.pop();
-        self.statistics.reads += 1;
-        self.statistics.bytes += bytes;
-        self.statistics.reading_ns += began.elapsed().as_nanos() as u64;
+        self.counters.add_time(Count::ReadingNs, began.elapsed());
+        for (what, count) in
+            [(Count::Reads, 1), (Count::Bytes, bytes), (Count::InFlight, in_flight as u64)]
+        {
+            self.counters.add(what, count);
+        }
         let (buffer, result) = popped.ok_or_else(|| io::Error::other("no read was begun"))?;
         result.map(|()| buffer)
     }
@@ -344,7 +348,7 @@ impl RecordSet {
         let mut begun = VecDeque::new();
         let mut blocks = blocks.into_iter().fuse();
         loop {
-            while reader.queue.has_room()
+            while reader.has_room()
                 && let Some((block, extra)) = blocks.next()
             {
                 self.begin(block, reader);
@@ -352,7 +356,7 @@ impl RecordSet {
             }
             let Some((block, extra)) = begun.pop_front() else { return Ok(()) };
             let loaded = self.finish(block, reader);
-            with(extra, loaded).inspect_err(|_| reader.queue.clear())?;
+            with(extra, loaded).inspect_err(|_| reader.clear())?;
         }
     }
 
@@ -367,7 +371,7 @@ impl RecordSet {
         let mut begun = VecDeque::new();
         let mut records = records.into_iter().fuse();
         loop {
-            while reader.queue.has_room()
+            while reader.has_room()
                 && let Some((block, record, extra)) = records.next()
             {
                 self.begin_record(block, record, reader);
@@ -376,12 +380,12 @@ impl RecordSet {
             let Some((block, record, extra)) = begun.pop_front() else { return Ok(()) };
             self.finish_record(block, record, reader, |bytes| with(extra, bytes))
                 .flatten()
-                .inspect_err(|_| reader.queue.clear())?;
+                .inspect_err(|_| reader.clear())?;
         }
     }
 
     /// Begins to read a block. Everything that was begun must be finished in the same order.
-    fn begin(&self, block: u32, reader: &mut Reader) {
+    pub(super) fn begin(&self, block: u32, reader: &mut Reader) {
         let BlockPlace { shard, entry, .. } = *self.block(block);
         let padded = entry.padded_bytes() as usize;
         let buffer = match entry.codec {
@@ -392,7 +396,7 @@ impl RecordSet {
     }
 
     /// A block that was begun, compared with its checksum and decompressed.
-    fn finish(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
+    pub(super) fn finish(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
         let entry = self.block(block).entry;
         let (stored_bytes, raw_bytes) = (entry.stored_bytes as usize, entry.raw_bytes as usize);
         let stored = reader
@@ -415,8 +419,8 @@ impl RecordSet {
                 raw
             }
         };
-        reader.statistics.decoding_ns += began.elapsed().as_nanos() as u64;
-        reader.statistics.decoded_bytes += raw_bytes as u64;
+        reader.counters.add_time(Count::DecodingNs, began.elapsed());
+        reader.counters.add(Count::DecodedBytes, raw_bytes as u64);
         Block::new(raw, &reader.buffers, raw_bytes, entry.records as usize, &self.layout)
             .map_err(|problem| self.damaged_block(block, problem))
     }
@@ -458,7 +462,8 @@ impl RecordSet {
             let problem = format!("its record {record} does not match its checksum");
             return Err(self.damaged_block(block, problem));
         }
-        reader.statistics.decoding_ns += began.elapsed().as_nanos() as u64;
+        reader.counters.add_time(Count::DecodingNs, began.elapsed());
+        reader.counters.add(Count::DecodedBytes, bytes.len() as u64);
         let result = with(bytes);
         reader.spare.push(buffer);
         Ok(result)

@@ -7,7 +7,7 @@ mod client;
 mod json;
 mod worker;
 
-pub(crate) use client::Table;
+pub(crate) use client::{IfDamaged, Table, TableItem};
 pub(crate) use worker::{MEMORY_BYTES_MAX, OpenTable, SECONDS_MAX, serve};
 
 /// The first byte of a frame: what the rest of it is.
@@ -22,4 +22,8 @@ mod frame {
     pub(super) const FAILED: u8 = 3;
     /// There are no more rows.
     pub(super) const END: u8 = 4;
+    /// A row group begins: how many rows it has.
+    pub(super) const GROUP: u8 = 5;
+    /// Why the rest of the row group cannot be read; the next group follows.
+    pub(super) const DAMAGED: u8 = 6;
 }

@@ -7,14 +7,15 @@ use crate::worker::{ProcessorTime, guarded, put_frame, write_frame};
 use parquet::basic::Compression;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::reader::RowIter;
-use parquet::schema::types::Type;
+use parquet::record::reader::{ReaderIter, TreeBuilder};
+use parquet::schema::types::{SchemaDescriptor, Type};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use storm_files::open_plain;
 
 /// Address space limit of the process. It holds a page of each column, decompressed.
@@ -42,6 +43,10 @@ const CODE: &str = "the code that reads Parquet";
 pub(crate) struct OpenTable {
     /// Its path, as the system has it.
     pub(super) path: Vec<u8>,
+    /// The first row group to read.
+    pub(super) first_group: u64,
+    /// Whether the groups after one that cannot be read are.
+    pub(super) skip_damaged: bool,
 }
 
 /// Sends the rows of a file.
@@ -63,12 +68,61 @@ fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Resu
     check_tail(&mut file).map_err(words)??;
     let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
     let metadata = reader.metadata();
-    let projection = projection(metadata)?;
+    let columns = Arc::new(SchemaDescriptor::new(Arc::new(projection(metadata)?)));
     let rows = check_groups(metadata)?;
     write_frame(output, &[&[frame::OPENED], &rows.to_le_bytes()]).map_err(words)?;
-    let rows = RowIter::from_file(Some(projection), &reader).map_err(|error| error.to_string())?;
-    let mut sent = 0;
-    for row in rows.with_batch_size(BATCH_ROWS) {
+    let first = usize::try_from(open.first_group).map_err(|error| error.to_string())?;
+    let mut renewal = Renewal { time, sent: 0 };
+    for (number, group) in metadata.row_groups().iter().enumerate().skip(first) {
+        let rows = group.num_rows().to_le_bytes();
+        // At once: reading the group may end this process.
+        write_frame(output, &[&[frame::GROUP], &rows]).map_err(words)?;
+        let begin = || {
+            let group = reader.get_row_group(number).map_err(|error| error.to_string())?;
+            // What the library calls `RowIter` decodes more rows at once, and a damaged page would cost all of them.
+            TreeBuilder::new()
+                .with_batch_size(BATCH_ROWS)
+                .as_iter(Arc::clone(&columns), &*group)
+                .map_err(|error| error.to_string())
+                .and_then(|rows| send_group(rows, &mut renewal, output))
+        };
+        match guarded(CODE, begin) {
+            Ok(()) => {}
+            Err(problem) if open.skip_damaged => {
+                // A pipe that is broken ends this as well.
+                write_frame(output, &[&[frame::DAMAGED], problem.as_bytes()]).map_err(words)?;
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok(())
+}
+
+/// Renews the processor time as rows are sent.
+struct Renewal<'a> {
+    time: &'a ProcessorTime,
+    sent: usize,
+}
+
+impl Renewal<'_> {
+    fn count(&mut self, bytes: usize) -> io::Result<()> {
+        self.sent += bytes;
+        if self.sent >= RENEWED_BYTES {
+            self.sent = 0;
+            self.time.renew()?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends the rows of a group.
+fn send_group(
+    rows: ReaderIter,
+    renewal: &mut Renewal<'_>,
+    output: &mut impl Write,
+) -> Result<(), String> {
+    let words = |error: io::Error| error.to_string();
+    for row in rows {
         let row = row.map_err(|error| error.to_string())?;
         let json = object(&row).and_then(|json| match json.len() as u64 > RECORD_BYTES_MAX {
             true => Err(too_long()),
@@ -79,11 +133,7 @@ fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Resu
             Err(problem) => (frame::BAD_ROW, problem),
         };
         put_frame(output, &[&[kind], bytes.as_bytes()]).map_err(words)?;
-        sent += bytes.len() + 5;
-        if sent >= RENEWED_BYTES {
-            sent = 0;
-            time.renew().map_err(words)?;
-        }
+        renewal.count(bytes.len() + 5).map_err(words)?;
     }
     Ok(())
 }

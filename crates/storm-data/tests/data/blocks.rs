@@ -4,9 +4,10 @@ use crate::helpers::{Folder, batches, packed, training, version_1_samples, versi
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use storm_data::records::{Codec, Reading};
+use storm_data::records::{Codec, Reading, RecordDemand};
 use storm_data::{
-    DataError, Dataset, Loader, LoaderOptions, Order, Overlong, PackOptions, Passes, Samples, Split,
+    DataError, Dataset, Loader, LoaderOptions, Order, Overlong, PackOptions, Passes, Samples,
+    Split, estimator_of_text,
 };
 use storm_graph::random::Random;
 
@@ -53,6 +54,50 @@ fn options(order: Order, sequence: usize) -> LoaderOptions {
 
 fn error_of(loader: Result<Loader, DataError>) -> String {
     loader.unwrap_err().to_string()
+}
+
+/// Rows of 300 tokens lie in one or two records of 1024; those are reads of their own, or in the same block of 128.
+#[test]
+fn estimates_count_what_rows_of_text_read() {
+    let folder = Folder::new();
+    for codec in [Codec::None, Codec::Zstd] {
+        let dataset = open(&text(&folder, codec));
+        for order in [Order::Global, Order::Window] {
+            let options = options(order, 300);
+            let estimator = estimator_of_text(&dataset, &options).unwrap().unwrap();
+            let loader = Loader::new(Arc::clone(&dataset), options).unwrap();
+            assert_eq!(estimator.rows(), loader.rows_per_epoch());
+            assert!(!estimator.is_resident().unwrap());
+            let rates = estimator.measure().unwrap();
+            let reads = match codec {
+                Codec::None => 1.25..1.35,
+                _ => 0.9..1.05,
+            };
+            assert!(reads.contains(&rates.reads_per_row), "{codec:?}: {rates:?}");
+            let demand =
+                RecordDemand { records: estimator.rows(), rate: None, bus_bytes_per_second: None };
+            let estimate = estimator.estimate(&rates, &demand).unwrap();
+            let reading = estimate.stages.iter().find(|stage| stage.name == "reading").unwrap();
+            let expected = match order {
+                Order::Window => {
+                    let bytes = estimate.disk_bytes as f64 / estimator.rows() as f64;
+                    rates.sequential_bytes_per_second / bytes
+                }
+                _ => {
+                    let reads = rates.reads_per_row * (1.0 - estimate.found_share);
+                    rates.random_reads_per_second / reads
+                }
+            };
+            assert!((reading.rate / expected - 1.0).abs() < 1e-3, "{order:?} {codec:?}");
+            assert_eq!(estimate.found_share > 0.4, codec != Codec::None && order == Order::Global);
+        }
+        // All of it in memory.
+        let enough = LoaderOptions { data_ram: 1 << 30, ..options(Order::Global, 300) };
+        let estimator = estimator_of_text(&dataset, &enough).unwrap().unwrap();
+        assert!(estimator.is_resident().unwrap());
+    }
+    let old = open(&folder.version_1("text"));
+    assert!(estimator_of_text(&old, &options(Order::Global, 7)).unwrap().is_none());
 }
 
 #[test]

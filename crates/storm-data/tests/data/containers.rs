@@ -5,6 +5,7 @@ use crate::packing::documents;
 use parquet::basic::{Compression, GzipLevel, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
@@ -49,27 +50,40 @@ struct ParquetColumn {
 }
 
 fn parquet(schema: &str, codec: Compression, columns: Vec<ParquetColumn>) -> Vec<u8> {
+    parquet_groups(schema, codec, vec![columns], true)
+}
+
+/// A file with several row groups, in whose columns each value may be written once.
+fn parquet_groups(
+    schema: &str,
+    codec: Compression,
+    groups: Vec<Vec<ParquetColumn>>,
+    has_dictionary: bool,
+) -> Vec<u8> {
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder()
         .set_compression(codec)
         .set_data_page_size_limit(2000)
         .set_write_batch_size(10)
+        .set_dictionary_enabled(has_dictionary)
         .build();
     let mut bytes = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
-    let mut group = writer.next_row_group().unwrap();
-    for column in columns {
-        let values: Vec<ByteArray> =
-            column.values.iter().map(|value| value.as_str().into()).collect();
-        let mut writer = group.next_column().unwrap().unwrap();
-        let (definitions, repetitions) = (column.definitions, column.repetitions);
-        writer
-            .typed::<ByteArrayType>()
-            .write_batch(&values, definitions.as_deref(), repetitions.as_deref())
-            .unwrap();
-        writer.close().unwrap();
+    for columns in groups {
+        let mut group = writer.next_row_group().unwrap();
+        for column in columns {
+            let values: Vec<ByteArray> =
+                column.values.iter().map(|value| value.as_str().into()).collect();
+            let mut writer = group.next_column().unwrap().unwrap();
+            let (definitions, repetitions) = (column.definitions, column.repetitions);
+            writer
+                .typed::<ByteArrayType>()
+                .write_batch(&values, definitions.as_deref(), repetitions.as_deref())
+                .unwrap();
+            writer.close().unwrap();
+        }
+        group.close().unwrap();
     }
-    group.close().unwrap();
     writer.close().unwrap();
     bytes
 }
@@ -84,6 +98,37 @@ fn parquet_texts(columns: &[(&str, Vec<String>)], codec: Compression) -> Vec<u8>
         repetitions: None,
     });
     parquet(&format!("message schema {{ {fields} }}"), codec, columns.collect())
+}
+
+/// Texts in row groups, and where the pages of each group begin and end.
+pub(crate) fn parquet_in_groups(groups: &[Vec<String>]) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
+    let column = |values: &Vec<String>| {
+        vec![ParquetColumn { values: values.clone(), definitions: None, repetitions: None }]
+    };
+    let schema = "message schema { required byte_array text (utf8); }";
+    let columns = groups.iter().map(column).collect();
+    let bytes = parquet_groups(schema, Compression::SNAPPY, columns, false);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes).unwrap();
+    let reader = SerializedFileReader::new(file).unwrap();
+    let pages = reader.metadata().row_groups().iter().map(|group| {
+        let (start, length) = group.column(0).byte_range();
+        start as usize..(start + length) as usize
+    });
+    (bytes, pages.collect())
+}
+
+/// The file with a page at `at` that says that it unfolds to 2^31 - 1 bytes, which the process that reads it does not get.
+/// What comes after it moves.
+pub(crate) fn with_huge_page(whole: &[u8], at: usize) -> Vec<u8> {
+    // The sizes are the second and third number of its header.
+    assert_eq!([whole[at], whole[at + 2]], [0x15, 0x15], "{:?}", &whole[at..at + 20]);
+    let mut bytes = whole[..at + 3].to_vec();
+    let number = |bytes: &[u8]| 1 + bytes.iter().position(|byte| byte & 0x80 == 0).unwrap();
+    let length = number(&whole[at + 3..]);
+    bytes.extend([0xfe, 0xff, 0xff, 0xff, 0x0f]);
+    bytes.extend(&whole[at + 3 + length..]);
+    bytes
 }
 
 /// Chats as Hugging Face exports them: lists of structs. Of each message role and content, of which the content may be
@@ -550,15 +595,7 @@ fn parquet_that_lies_is_refused() {
         &parquet_texts(&[("content", vec!["a".to_owned()])], Compression::SNAPPY),
         "it has content",
     );
-    // A page that says that it unfolds to 2^31 - 1 bytes: the sizes are the second and third number of its header.
-    let header = 4;
-    assert_eq!(whole[header..header + 3], [0x15, 0x04, 0x15], "{:?}", &whole[..20]);
-    let mut bytes = whole[..header + 3].to_vec();
-    let number = |bytes: &[u8]| 1 + bytes.iter().position(|byte| byte & 0x80 == 0).unwrap();
-    let length = number(&whole[header + 3..]);
-    bytes.extend([0xfe, 0xff, 0xff, 0xff, 0x0f]);
-    bytes.extend(&whole[header + 3 + length..]);
-    refusal("a.parquet", &bytes);
+    refusal("a.parquet", &with_huge_page(&whole, 4));
 }
 
 pub(crate) fn paths(folder: &Folder, files: &[(&str, &[u8])]) -> Vec<PathBuf> {

@@ -1,6 +1,6 @@
 //! Records that cannot be packed, skipped and counted.
 
-use crate::containers::{gzip, paths};
+use crate::containers::{gzip, parquet_in_groups, paths, with_huge_page};
 use crate::helpers::{Folder, packed};
 use crate::packing::documents;
 use std::path::{Path, PathBuf};
@@ -111,6 +111,49 @@ fn records_that_are_too_long_are_passed_over_in_little_memory() {
     assert_eq!(documents(&folder.path("out")), ["one", "two", "three"]);
     assert_eq!(summary.counts.skipped, 3);
     assert!(peak < 224 << 20, "{peak}");
+}
+
+/// Rows of three groups of a Parquet file, each over several pages.
+fn groups() -> Vec<Vec<String>> {
+    let text = |group: usize, row: usize| format!("group {group}, row {row}: {}", "x".repeat(row));
+    (0..3).map(|group| (0..400).map(|row| text(group, row)).collect()).collect()
+}
+
+/// What comes before the damage is packed, the rest of the row group is counted, and the groups after it are packed.
+#[test]
+fn a_damaged_page_of_parquet_costs_the_rest_of_its_row_group() {
+    let folder = Folder::new();
+    let groups = groups();
+    let (mut bytes, pages) = parquet_in_groups(&groups);
+    let middle = pages[1].start + pages[1].len() / 2;
+    bytes[middle..middle + 600].fill(0xff);
+    let inputs = paths(&folder, &[("a.parquet", &bytes)]);
+    let summary = pack(&folder, &inputs).unwrap();
+    let documents = documents(&folder.path("out"));
+    let lost = 1200 - documents.len();
+    assert!((1..400).contains(&lost), "{lost} rows are lost: {:?} {pages:?}", summary.skipped);
+    let kept = [&groups[0][..], &groups[1][..400 - lost], &groups[2][..]].concat();
+    assert!(documents == kept);
+    assert_eq!(summary.counts.skipped, lost as u64);
+    let expected = format!("a.parquet, rows {} to 800: ", 801 - lost);
+    assert!(summary.skipped[0].contains(&expected), "{:?}", summary.skipped);
+    // Without --skip-bad it ends the command.
+    let options = PackOptions { out: folder.path("other"), ..folder.options(&[&inputs[0]]) };
+    assert!(matches!(packed(&options), Err(DataError::Input { .. })));
+}
+
+/// A page that ends the process which reads it costs no more than one that is an error.
+#[test]
+fn a_row_group_that_ends_the_process_is_skipped() {
+    let folder = Folder::new();
+    let groups = groups();
+    let (whole, pages) = parquet_in_groups(&groups);
+    let bytes = with_huge_page(&whole, pages[2].start);
+    let inputs = paths(&folder, &[("a.parquet", &bytes)]);
+    let summary = pack(&folder, &inputs).unwrap();
+    assert!(documents(&folder.path("out")) == groups[..2].concat());
+    assert_eq!(summary.counts.skipped, 400);
+    assert!(summary.skipped[0].contains("rows 801 to 1200: "), "{:?}", summary.skipped);
 }
 
 #[test]

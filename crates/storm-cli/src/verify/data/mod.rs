@@ -5,6 +5,7 @@
 //! or from memory, into which all blocks were read before the clock starts. They take turns with one trainer, so what a
 //! card loses to heat is lost by both.
 
+mod causes;
 mod rate;
 mod scale;
 mod stock;
@@ -16,13 +17,14 @@ use crate::model::grouped;
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains};
 use crate::{UsageError, memory_limits, progress, size, tuning};
 use anyhow::{Context, Result};
+use causes::Causes;
 use clap::Args;
 use rate::{Rates, Sources, measure_global};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 use stock::{BatchSize, Stock};
-use storm_data::records::{Codec, RecordLoaderOptions, RecordSet};
+use storm_data::records::{Codec, RecordLoaderOptions, RecordSet, RecordStage};
 use storm_data::{Dataset, Order};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
@@ -196,8 +198,9 @@ fn usual_models(kind: DeviceKind) -> Result<Vec<(String, AnyModel)>> {
 fn check_memory(sizes: Sizes) -> Result<()> {
     let Sizes { set_bytes, data_ram } = sizes;
     let available = memory_limits::host(None)?.bytes;
-    // Blocks are a little longer than their pixels, and a loader holds some batches.
-    let needed = set_bytes.saturating_add(set_bytes / 4).saturating_add(data_ram);
+    // Blocks are a little longer than their pixels, and a loader holds some batches. Reading is measured beside one.
+    let loaders = data_ram.saturating_mul(2);
+    let needed = set_bytes.saturating_add(set_bytes / 4).saturating_add(loaders);
     match needed <= available {
         true => Ok(()),
         false => Err(UsageError(format!(
@@ -288,24 +291,27 @@ impl Check<'_> {
     /// From disk against what the estimate says.
     fn estimated(&self, rates: &Rates, global: &rate::Global, sheet: &mut Sheet) {
         let off = global.measured / global.expected - 1.0;
-        let (passed, bar) = match global.is_loading_slowest {
+        let slowest = global.estimate.stages.first();
+        let (passed, bar) = match slowest.is_some_and(RecordStage::is_loading) {
             true => (off.abs() <= ESTIMATE_OFF_MAX, "within 10 % of estimate"),
             false => (1.0 - global.measured / rates.memory <= SLOWDOWN_MAX, "≤ 1 % slower"),
         };
+        let slowest = slowest.map_or("", |stage| stage.name);
         let figure = format!(
-            "{:+.1} % of {} as estimated, the slowest stage is {}",
+            "{:+.1} % of {} as estimated, the slowest stage is {slowest}",
             100.0 * off,
             grouped(global.expected as u64),
-            global.slowest
         );
+        let causes = Causes::new(global);
         let object = json!({
             "model": self.name, "codec": self.codec.name(), "order": "global",
             "images_per_second": global.measured, "memory_images_per_second": rates.memory,
-            "expected_images_per_second": global.expected, "slowest": global.slowest,
-            "reading_path": rates.reading_path.to_string(),
+            "expected_images_per_second": global.expected, "slowest": slowest,
+            "reading_path": rates.reading_path.to_string(), "loading": causes.object(),
         });
         let row = Row { order: Order::Global, rate: global.measured, of: rates.memory, bar };
         self.row(&row, passed, &figure, object, sheet);
+        causes.lines().iter().for_each(|line| sheet.head(line));
     }
 
     fn row(

@@ -1,6 +1,7 @@
 //! How `data_ram` is divided.
 
 use super::RecordLoaderOptions;
+use super::recent::AT_HAND;
 use crate::DataError;
 use crate::records::layout::PAGE_BYTES;
 use crate::records::order::{Order, WINDOW_BLOCKS_MIN};
@@ -8,6 +9,8 @@ use crate::records::set::RecordSet;
 
 /// Reads of blocks in flight for each worker, at most. More gain nothing: each is long.
 const BLOCKS_IN_FLIGHT: u64 = 16;
+/// Batches ahead for each worker, at most.
+const BATCHES_AHEAD: u64 = 8;
 /// Reads of single records in flight for each worker, at most.
 const RECORDS_IN_FLIGHT: u64 = 64;
 
@@ -24,12 +27,11 @@ pub(in crate::records) struct Memory {
     pub(in crate::records) workers: usize,
     /// Reads in flight of each worker.
     pub(in crate::records) in_flight: usize,
-    /// Batches ahead.
+    /// Batches ahead, as long as nothing is known of their pace, and at most.
     pub(super) depth: usize,
+    pub(in crate::records) depth_max: usize,
     /// Bytes of blocks in memory, at most.
     pub(in crate::records) block_bytes: u64,
-    /// Bytes of batches ahead.
-    pub(in crate::records) ahead_bytes: u64,
 }
 
 /// Bytes of a block in memory.
@@ -65,6 +67,11 @@ impl Load {
 }
 
 impl Load {
+    /// Bytes of a row in a batch.
+    pub(in crate::records) fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
     fn batch_bytes(&self, options: &RecordLoaderOptions) -> u64 {
         self.row_bytes.saturating_mul(options.batch as u64)
     }
@@ -91,7 +98,8 @@ impl Memory {
     pub(in crate::records) fn share_in_memory(&self, set: &RecordSet, blocks: u64) -> f64 {
         match set.has_single_records() {
             true => 0.0,
-            false => (self.cached_blocks as f64 / blocks.max(1) as f64).min(1.0),
+            // A thread also waits for what it reads already.
+            false => ((self.cached_blocks + self.in_flight) as f64 / blocks.max(1) as f64).min(1.0),
         }
     }
 
@@ -116,22 +124,25 @@ impl Memory {
         }
         let sixteenth = given / 16;
         let window_blocks = (7 * sixteenth / block).max(group_blocks);
-        // Compressed blocks on their way are nowhere else; others are in their windows.
-        let on_their_way = match set.is_compressed() {
+        let all_blocks = (14 * sixteenth / block).max(1);
+        let fits = blocks <= all_blocks;
+        let single = options.order == Order::Global && set.has_single_records() && !fits;
+        let recent = options.order == Order::Global && !single && !fits;
+        // Compressed blocks on their way are nowhere else; others are in their windows, if there are any.
+        let on_their_way = match set.is_compressed() || recent {
             true => (sixteenth / block).max(1),
             false => u64::MAX,
         };
         let workers = options.workers.min(usize::try_from(on_their_way).unwrap_or(usize::MAX));
-        let depth = (sixteenth / batch.max(1)).clamp(1, 2 * workers as u64 + 2);
-        let all_blocks = (14 * sixteenth / block).max(1);
-        let fits = blocks <= all_blocks;
-        let single = options.order == Order::Global && set.has_single_records() && !fits;
+        let depth_max = (sixteenth / batch.max(1)).clamp(1, BATCHES_AHEAD * workers as u64);
+        let depth = depth_max.min(2 * workers as u64 + 2);
         let in_flight = match single {
             true => (sixteenth / (record + 2 * page) / workers as u64).clamp(1, RECORDS_IN_FLIGHT),
             false => (on_their_way / workers as u64).clamp(1, BLOCKS_IN_FLIGHT),
         };
         // Those that workers have at hand count too.
-        let cached_blocks = all_blocks.saturating_sub(workers as u64 * in_flight).max(1);
+        let at_hand = workers as u64 * in_flight * AT_HAND as u64;
+        let cached_blocks = all_blocks.saturating_sub(at_hand).max(1);
         let resident = match options.order {
             _ if fits => blocks,
             Order::Global if set.has_single_records() => 0,
@@ -145,8 +156,8 @@ impl Memory {
             workers,
             in_flight: in_flight as usize,
             depth: depth as usize,
+            depth_max: depth_max as usize,
             block_bytes: resident * block,
-            ahead_bytes: depth.saturating_mul(batch),
         })
     }
 }

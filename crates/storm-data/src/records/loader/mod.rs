@@ -5,20 +5,28 @@
 //! of its records were copied. Meanwhile the blocks of the next window are read, each batch in proportion, so that a
 //! window never begins with a burst of reads. Two windows and the batches ahead fit in `data_ram`.
 
+mod content;
 mod memory;
+mod pace;
 mod planner;
+mod recent;
 mod rows;
 mod window;
 mod worker;
 
 use super::batch::RecordBatch;
-use super::order::{Order, Part, Rule};
+use super::counters::LoaderStatistics;
+use super::order::{Order, Rule};
 use super::parallel;
 use super::read::Buffers;
 use super::set::{Reader, RecordSet};
 use crate::{DataError, Passes, Split};
+pub(super) use content::Content;
 pub(super) use memory::{Load, Memory, data_ram_to_hold};
+use pace::Pace;
+pub(super) use pace::batches_ahead;
 use planner::{Planned, Planner};
+use recent::Search;
 use rows::RowsOf;
 pub(crate) use rows::TokenRows;
 use serde::{Deserialize, Serialize};
@@ -26,9 +34,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use window::{Residence, Slot};
-use worker::{Counters, Job, Reply, Workers};
+use worker::{Job, Reply, Workers};
 
 /// The most rows of a batch.
 const BATCH_MAX: usize = 1 << 24;
@@ -117,25 +125,6 @@ pub struct RecordPosition {
     pub row: u64,
 }
 
-/// What loading has cost so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoaderStatistics {
-    /// Batches returned.
-    pub batches: u64,
-    /// Of those, the ones that were not ready.
-    pub stalls: u64,
-    /// Nanoseconds that the caller waited for them.
-    pub stalled_ns: u64,
-    /// Blocks and single records that were read.
-    pub reads: u64,
-    /// Bytes read from disk.
-    pub read_bytes: u64,
-    /// Nanoseconds that workers waited for the disk, all together.
-    pub reading_ns: u64,
-    /// Nanoseconds of workers in checksums and decompression, all together.
-    pub decoding_ns: u64,
-}
-
 /// Draws batches from a dataset of records.
 #[derive(Debug)]
 pub struct RecordLoader {
@@ -147,7 +136,9 @@ pub struct RecordLoader {
     workers: Workers,
     /// Batches that were planned, in their order.
     ahead: VecDeque<Ahead>,
-    depth: usize,
+    pace: Pace,
+    /// When the last batch was returned.
+    returned: Option<Instant>,
     /// Batches whose memory can be used again.
     spare: Vec<RecordBatch>,
     epoch: u64,
@@ -173,11 +164,8 @@ impl RecordLoader {
         options: RecordLoaderOptions,
     ) -> Result<RecordLoader, DataError> {
         options.check()?;
-        let blocks = set.nonempty_blocks_of(options.part)?;
-        let records = blocks.iter().map(|&block| set.block(block).records()).collect();
-        let part = Part::new(blocks, records);
-        let load = Load::records(&set, part.blocks.len() as u64);
-        RecordLoader::with_rows(set, options, RowsOf::Records, part, &load)
+        let content = Content::records(&set, options.part)?;
+        RecordLoader::of_content(set, options, content, Search::Usual)
     }
 
     /// A loader of rows of tokens; `set` has their stream.
@@ -187,20 +175,37 @@ impl RecordLoader {
         rows: TokenRows,
     ) -> Result<RecordLoader, DataError> {
         options.check()?;
-        let (rows, part) = rows.spread(&set);
-        let load = rows.load(&part);
-        RecordLoader::with_rows(set, options, RowsOf::Tokens(rows), part, &load)
+        let content = Content::tokens(&set, rows);
+        RecordLoader::of_content(set, options, content, Search::Usual)
     }
 
-    fn with_rows(
+    /// A loader that reads as one of a much larger dataset that finds nothing in memory, and the number of blocks after which
+    /// its memory is full.
+    pub(super) fn never_found(
+        set: &Arc<RecordSet>,
+        options: RecordLoaderOptions,
+        content: &Content,
+    ) -> Result<(RecordLoader, u64), DataError> {
+        let content = content.clone().of_many_blocks();
+        let memory = Memory::new(set, &content.load, &options)?;
+        let to_fill = match set.has_single_records() {
+            true => 0,
+            // No more of them are held than there are.
+            false => memory.cached_blocks.min(content.part.blocks.len()) as u64,
+        };
+        let set = Arc::clone(set);
+        let loader = RecordLoader::of_content(set, options, content, Search::NeverFound)?;
+        Ok((loader, to_fill))
+    }
+
+    fn of_content(
         set: Arc<RecordSet>,
         options: RecordLoaderOptions,
-        rows: RowsOf,
-        part: Part,
-        load: &Load,
+        content: Content,
+        search: Search,
     ) -> Result<RecordLoader, DataError> {
-        let memory = Memory::new(&set, load, &options)?;
-        let rows = Arc::new(rows);
+        let Content { rows, part, load } = content;
+        let memory = Memory::new(&set, &load, &options)?;
         let rule =
             Rule { order: options.order, seed: options.seed, window_blocks: memory.window_blocks };
         let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
@@ -208,10 +213,10 @@ impl RecordLoader {
             true => Residence::whole(&part),
             false if options.order != Order::Global => Residence::Windows,
             false if set.has_single_records() => Residence::SingleRecords,
-            false => Residence::recent(memory.cached_blocks),
+            false => Residence::recent(memory.cached_blocks, search),
         };
         let workers = Workers::start(&set, &rows, &buffers, &memory)?;
-        let planner = Planner::new(Arc::new(part), rule, options.passes, residence);
+        let planner = Planner::new(part, rule, options.passes, residence);
         let mut loader = RecordLoader {
             set,
             options,
@@ -220,7 +225,8 @@ impl RecordLoader {
             buffers,
             workers,
             ahead: VecDeque::new(),
-            depth: memory.depth,
+            pace: Pace::new(memory.depth, memory.depth_max),
+            returned: None,
             spare: Vec::new(),
             epoch: 0,
             row: 0,
@@ -237,6 +243,10 @@ impl RecordLoader {
     /// If a block cannot be read or is damaged; names the shard and the block. The loader then stays where it was, and
     /// the next call tries again.
     pub fn next_batch(&mut self, batch: &mut RecordBatch) -> Result<usize, DataError> {
+        if let Some(returned) = self.returned.take() {
+            let workers = &self.workers;
+            self.pace.came(returned.elapsed(), || workers.take_longest());
+        }
         self.plan_ahead();
         let Some(next) = self.ahead.pop_front() else {
             batch.prepare(self.rows.layout(&self.set), self.options.batch);
@@ -248,6 +258,7 @@ impl RecordLoader {
             Err(_) => {
                 let start = Instant::now();
                 let received = next.reply.recv().unwrap_or_else(|_| Err(worker::lost()));
+                self.pace.waited();
                 self.statistics.stalls += 1;
                 self.statistics.stalled_ns += start.elapsed().as_nanos() as u64;
                 received
@@ -264,12 +275,13 @@ impl RecordLoader {
         self.spare.push(std::mem::replace(batch, ready));
         (self.epoch, self.row) = (next.epoch, next.row);
         self.plan_ahead();
+        self.returned = Some(Instant::now());
         Ok(batch.rows)
     }
 
     /// Keeps the workers busy.
     fn plan_ahead(&mut self) {
-        while self.ahead.len() < self.depth {
+        while self.ahead.len() < self.pace.depth() {
             let Some(planned) = self.planner.next(self.options.batch) else { return };
             let Planned { stretches, prefetch, epoch, row } = planned;
             let (sender, reply) = channel();
@@ -398,13 +410,55 @@ impl RecordLoader {
 
     /// What loading has cost so far.
     pub fn statistics(&self) -> LoaderStatistics {
-        let Counters { reads, bytes, reading_ns, decoding_ns } = self.workers.counters();
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let measured = self.pace.measured();
         LoaderStatistics {
-            reads: reads.load(Ordering::Relaxed),
-            read_bytes: bytes.load(Ordering::Relaxed),
-            reading_ns: reading_ns.load(Ordering::Relaxed),
-            decoding_ns: decoding_ns.load(Ordering::Relaxed),
-            ..self.statistics
+            ahead: self.pace.depth() as u64,
+            interval_ns: measured.map_or(0, |measured| nanoseconds(measured.interval)),
+            longest_ns: measured.map_or(0, |measured| nanoseconds(measured.longest)),
+            ..self.statistics.of(self.workers.counters())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IfExists;
+    use crate::records::{Codec, RecordInput, RecordPackOptions, Synthetic, pack_records};
+    use storm_graph::random::Random;
+
+    /// However many batches are prepared ahead, and whenever that changes, batches and positions are the same.
+    #[test]
+    fn no_number_of_batches_ahead_changes_a_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("set");
+        let synthetic = Synthetic { count: 5_000, shape: vec![10, 100], classes: 10 };
+        let options = RecordPackOptions {
+            input: RecordInput::Synthetic(synthetic),
+            out: out.clone(),
+            if_exists: IfExists::Refuse,
+            codec: Codec::Zstd,
+            held_out: 0.0,
+            skip_bad: false,
+            size: None,
+        };
+        pack_records(&options, &|_| {}).unwrap();
+        let set = Arc::new(RecordSet::open(&out).unwrap());
+        for order in [Order::Window, Order::Global] {
+            let options =
+                RecordLoaderOptions { order, ..RecordLoaderOptions::training(64, 3, 6 << 20) };
+            let mut fixed = RecordLoader::new(Arc::clone(&set), options).unwrap();
+            let mut changed = RecordLoader::new(Arc::clone(&set), options).unwrap();
+            let mut random = Random(4);
+            let (mut expected, mut batch) = (RecordBatch::default(), RecordBatch::default());
+            for _ in 0..200 {
+                changed.pace.set_depth(1 + random.below(12));
+                fixed.next_batch(&mut expected).unwrap();
+                changed.next_batch(&mut batch).unwrap();
+                assert!(batch == expected && changed.position() == fixed.position(), "{order:?}");
+                assert!(changed.ahead.len() >= changed.pace.depth());
+            }
         }
     }
 }

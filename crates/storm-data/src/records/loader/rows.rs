@@ -13,6 +13,9 @@ use crate::records::stream::{ELEMENTS, Piece, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Rows that are looked at to see in how many records one lies.
+const SAMPLED_ROWS: u64 = 256;
+
 /// Rows of a dataset.
 #[derive(Debug)]
 pub(super) enum RowsOf {
@@ -118,6 +121,21 @@ impl TokenRows {
         let part = Part::with_reach(blocks, beginning, reach);
         self.before = part.rows_before();
         (self, part)
+    }
+
+    /// Records that a row lies in, on average over some of the rows.
+    pub(super) fn records_per_row(&self, rows: u64) -> f64 {
+        let some = rows.clamp(1, SAMPLED_ROWS);
+        let mut parts = Vec::new();
+        let pieces = (0..some).map(|number| {
+            parts.clear();
+            self.rows.parts(
+                (u128::from(rows) * u128::from(number) / u128::from(some)) as u64,
+                &mut parts,
+            );
+            parts.iter().map(|part| Stream::pieces(part.clone()).count()).sum::<usize>()
+        });
+        pieces.sum::<usize>() as f64 / some as f64
     }
 
     pub(super) fn load(&self, part: &Part) -> Load {

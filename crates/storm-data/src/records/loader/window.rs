@@ -1,10 +1,10 @@
 //! Which blocks are in memory, and for how long.
 
+use super::recent::{Recent, Search};
 use crate::DataError;
 use crate::records::block::Block;
 use crate::records::order::{Part, WindowOrder};
 use crate::records::set::{Reader, RecordSet};
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Where records come from.
@@ -25,8 +25,8 @@ impl Residence {
         Residence::Whole(slots(part.blocks.len()))
     }
 
-    pub(super) fn recent(blocks: usize) -> Residence {
-        Residence::Recent(Arc::new(Recent { blocks_max: blocks, held: Mutex::default() }))
+    pub(super) fn recent(blocks: usize, search: Search) -> Residence {
+        Residence::Recent(Arc::new(Recent::new(blocks, search)))
     }
 }
 
@@ -63,71 +63,6 @@ impl Slot {
 
 fn slots(count: usize) -> Arc<[Slot]> {
     (0..count).map(|_| Slot::default()).collect()
-}
-
-/// Blocks that were used last.
-#[derive(Debug)]
-pub(super) struct Recent {
-    blocks_max: usize,
-    held: Mutex<Held>,
-}
-
-#[derive(Debug, Default)]
-struct Held {
-    clock: u64,
-    blocks: HashMap<u32, (u64, Arc<Block>)>,
-}
-
-impl Recent {
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, number: u32) -> Option<Arc<Block>> {
-        let mut held = self.lock();
-        held.clock += 1;
-        let clock = held.clock;
-        let (used, block) = held.blocks.get_mut(&number)?;
-        *used = clock;
-        Some(Arc::clone(block))
-    }
-
-    /// The blocks of some records. Other threads go on meanwhile; two may read the same block.
-    fn all(
-        &self,
-        wanted: impl Iterator<Item = u32>,
-        set: &RecordSet,
-        reader: &mut Reader,
-    ) -> Result<HashMap<u32, Arc<Block>>, DataError> {
-        let (mut blocks, mut missing) = (HashMap::new(), Vec::new());
-        for number in wanted {
-            match self.find(number) {
-                Some(block) => drop(blocks.insert(number, block)),
-                None if missing.contains(&(number, number)) => {}
-                None => missing.push((number, number)),
-            }
-        }
-        set.load_each(missing, reader, |number, loaded| {
-            let block = Arc::new(loaded?);
-            self.keep(number, &block);
-            blocks.insert(number, block);
-            Ok(())
-        })?;
-        Ok(blocks)
-    }
-
-    /// Keeps a block, and gives up the one that was not used for longest.
-    fn keep(&self, number: u32, block: &Arc<Block>) {
-        let mut held = self.lock();
-        if held.blocks.len() >= self.blocks_max
-            && let Some(&oldest) =
-                held.blocks.iter().min_by_key(|(_, (used, _))| used).map(|(number, _)| number)
-        {
-            held.blocks.remove(&oldest);
-        }
-        let clock = held.clock;
-        held.blocks.insert(number, (clock, Arc::clone(block)));
-    }
 }
 
 /// A window in use: its order, and its blocks as far as they were read.
@@ -233,20 +168,11 @@ impl Window {
                 set.load_each_record(wanted, reader, with)
             }
             Residence::Recent(recent) => {
-                let mut wanted = wanted;
-                loop {
-                    let some: Vec<_> = wanted.by_ref().take(reader.depth()).collect();
-                    if some.is_empty() {
-                        return Ok(());
-                    }
-                    let numbers = some.iter().map(|(wanted, _)| wanted.number);
-                    let blocks = recent.all(numbers, set, reader)?;
-                    for (wanted, extra) in some {
-                        let block = &blocks[&wanted.number];
-                        let bytes = block.record(wanted.record as usize, set.layout());
-                        with((wanted, extra), bytes)?;
-                    }
-                }
+                let wanted = wanted.map(|(one, extra)| (one.number, (one, extra)));
+                recent.each(wanted, set, reader, |(one, extra), block| {
+                    let bytes = block.record(one.record as usize, set.layout());
+                    with((one, extra), bytes)
+                })
             }
         }
     }

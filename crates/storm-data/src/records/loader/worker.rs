@@ -5,14 +5,16 @@ use super::planner::{Prefetch, Stretch};
 use super::rows::{RowsOf, Scratch};
 use crate::DataError;
 use crate::records::batch::RecordBatch;
+use crate::records::counters::{Count, ReadCounters};
 use crate::records::read::Buffers;
-use crate::records::set::{ReadStatistics, Reader, RecordSet};
+use crate::records::set::{Reader, RecordSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 pub(super) type Reply = Result<RecordBatch, DataError>;
 
@@ -27,15 +29,6 @@ pub(super) struct Job {
     pub(super) reply: Sender<Reply>,
 }
 
-/// What all workers together have done.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) reads: AtomicU64,
-    pub(super) bytes: AtomicU64,
-    pub(super) reading_ns: AtomicU64,
-    pub(super) decoding_ns: AtomicU64,
-}
-
 /// The threads. Dropping them lets each finish what it is doing, and waits for that.
 #[derive(Debug)]
 pub(super) struct Workers {
@@ -43,6 +36,8 @@ pub(super) struct Workers {
     /// None while they are dropped.
     jobs: Option<Sender<(u64, Job)>>,
     threads: Vec<JoinHandle<()>>,
+    /// What each has done.
+    counters: Vec<Arc<ReadCounters>>,
 }
 
 #[derive(Debug)]
@@ -50,24 +45,10 @@ struct Shared {
     set: Arc<RecordSet>,
     rows: Arc<RowsOf>,
     buffers: Arc<Buffers>,
-    counters: Counters,
     /// Reads in flight of each worker.
     in_flight: usize,
     /// Jobs of an earlier generation are not done any more.
     generation: AtomicU64,
-}
-
-impl Counters {
-    fn add(&self, done: ReadStatistics) {
-        for (counter, count) in [
-            (&self.reads, done.reads),
-            (&self.bytes, done.bytes),
-            (&self.reading_ns, done.reading_ns),
-            (&self.decoding_ns, done.decoding_ns),
-        ] {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
-    }
 }
 
 impl Workers {
@@ -81,20 +62,25 @@ impl Workers {
             set: Arc::clone(set),
             rows: Arc::clone(rows),
             buffers: Arc::clone(buffers),
-            counters: Counters::default(),
             in_flight: memory.in_flight,
             generation: AtomicU64::new(0),
         });
         let (sender, receiver) = channel();
         let receiver = Arc::new(Mutex::new(receiver));
-        let mut workers = Workers { shared, jobs: Some(sender), threads: Vec::new() };
+        let (threads, counters) = (Vec::new(), Vec::new());
+        let mut workers = Workers { shared, jobs: Some(sender), threads, counters };
         for _ in 0..memory.workers {
             let (shared, receiver) = (Arc::clone(&workers.shared), Arc::clone(&receiver));
+            let counters = Arc::<ReadCounters>::default();
+            let counted = Arc::clone(&counters);
             let thread = thread::Builder::new()
                 .name("storm-records".to_owned())
-                .spawn(move || shared.work(&receiver));
+                .spawn(move || shared.work(&receiver, counted));
             match thread {
-                Ok(thread) => workers.threads.push(thread),
+                Ok(thread) => {
+                    workers.threads.push(thread);
+                    workers.counters.push(counters);
+                }
                 // Fewer change no batch.
                 Err(_) if !workers.threads.is_empty() => break,
                 Err(source) => return Err(DataError::NoThread(source)),
@@ -116,8 +102,14 @@ impl Workers {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn counters(&self) -> &Counters {
-        &self.shared.counters
+    /// The longest that a batch took to make since this was last asked.
+    pub(super) fn take_longest(&self) -> Duration {
+        let longest = self.counters().map(|counters| counters.take(Count::LongestNs)).max();
+        Duration::from_nanos(longest.unwrap_or(0))
+    }
+
+    pub(super) fn counters(&self) -> impl Iterator<Item = &ReadCounters> {
+        self.counters.iter().map(|counters| &**counters)
     }
 }
 
@@ -139,8 +131,9 @@ pub(super) fn lost() -> DataError {
 }
 
 impl Shared {
-    fn work(&self, jobs: &Mutex<Receiver<(u64, Job)>>) {
+    fn work(&self, jobs: &Mutex<Receiver<(u64, Job)>>, counters: Arc<ReadCounters>) {
         let mut reader = Reader::new(&self.set, &self.buffers, self.in_flight);
+        reader.counters = counters;
         let mut scratch = Scratch::default();
         loop {
             let next = match jobs.lock() {
@@ -152,15 +145,17 @@ impl Shared {
             if !is_wanted() {
                 continue;
             }
+            let began = Instant::now();
             let Job { stretches, prefetch, batch, rows, reply } = job;
             let made = self.make(&stretches, batch, rows, &mut reader, &mut scratch);
             drop(stretches);
+            reader.counters.raise(Count::LongestNs, began.elapsed());
             // After a failure or a resume nothing waits for it.
             reply.send(made).ok();
             for Prefetch { window, blocks } in prefetch {
                 window.fetch(blocks, &self.set, &mut reader, is_wanted);
             }
-            self.counters.add(std::mem::take(&mut reader.statistics));
+            reader.counters.add_time(Count::WorkingNs, began.elapsed());
         }
     }
 
