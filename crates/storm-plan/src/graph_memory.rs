@@ -46,3 +46,69 @@ fn nodes_of(program: &Program, profile: &HardwareProfile) -> (usize, f64) {
     }
     (nodes, seconds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Budget, Forced, PerTier, Planned, Tier, plan};
+    use std::collections::BTreeSet;
+    use storm_graph::{ActivationFunction, DType, SectionBuilder, Stage};
+
+    fn h200() -> HardwareProfile {
+        HardwareProfile::builtin("h200").expect("built in")
+    }
+
+    /// A few layers over `batch` sequences.
+    fn task(batch: usize, width: usize, micro_batches: usize) -> Task {
+        let mut embedding = SectionBuilder::new("embedding", batch, 32, DType::BF16);
+        let hidden = embedding.embedding("tokens", 100, width).unwrap();
+        let embedding = embedding.hand_on(hidden);
+        let (mut layer, hidden) = SectionBuilder::after(&embedding, "layer").unwrap();
+        let normed = layer.rms_norm("norm", hidden, 1e-5).unwrap();
+        let up = layer.linear("up", normed, 4 * width).unwrap();
+        let active = layer.activation("silu", up, ActivationFunction::Silu).unwrap();
+        let hidden = layer.linear_onto("down", active, hidden).unwrap();
+        let layer = layer.hand_on(hidden);
+        let (head, hidden) = SectionBuilder::after(&layer, "head").unwrap();
+        let head = head.loss(hidden, 100, 64).unwrap();
+        let stages = vec![
+            Stage::once("embedding", 0),
+            Stage::repeated("layers", 1, 8),
+            Stage::once("head", 2),
+        ];
+        let forward = Program::new(vec![embedding, layer, head], stages).unwrap();
+        Task { forward, training: None, micro_batches, lanes: 1, data: BTreeSet::new() }
+    }
+
+    #[test]
+    fn only_short_kernels_of_a_card_are_issued_as_graphs() {
+        let bytes = |micro_batches| graph_bytes(&task(2, 64, micro_batches), &h200());
+        assert!(bytes(1) >= 8 * 4 * GRAPH_KERNEL_BYTES, "{}", bytes(1));
+        assert_eq!(bytes(2), 2 * bytes(1));
+        assert_eq!(bytes(100), bytes(3));
+        assert_eq!(graph_bytes(&task(4096, 4096, 1), &h200()), 0, "kernels are long");
+        let cpu = HardwareProfile { overhead_bytes: 0, ..h200() };
+        assert_eq!(graph_bytes(&task(2, 64, 1), &cpu), 0, "the CPU has no graphs");
+    }
+
+    #[test]
+    fn a_plan_leaves_room_for_graphs_if_it_fits_beside_them() {
+        let (task, profile) = (task(2, 512, 2), h200());
+        let planned = |device: u64| -> Planned {
+            let budget: Budget = PerTier::new(device, 1 << 30);
+            plan(&task, &profile, budget, &Forced::default()).expect("it fits")
+        };
+        let device = |planned: &Planned| planned.plan.bytes[Tier::DEVICE] as u64;
+        let resident = planned(100 << 30);
+        let graphs = graph_bytes(&task, &profile);
+        let room =
+            |planned: &Planned, budget: u64| budget - profile.overhead_bytes - device(planned);
+        // With just as much as everything takes, something makes way for graphs.
+        let budget = profile.overhead_bytes + device(&resident);
+        let beside = planned(budget);
+        assert!(room(&beside, budget) >= graphs, "{} of {graphs}", room(&beside, budget));
+        // The smallest budget is as small as without graphs.
+        let smallest = planned(resident.vram_min_bytes);
+        assert!(room(&smallest, resident.vram_min_bytes) < graphs);
+    }
+}

@@ -72,7 +72,8 @@ fn stretches_end_where_other_queues_wait_and_begin_where_they_are_awaited() {
             let all: Vec<InstructionId> =
                 stretches.iter().flat_map(|stretch| stretch.instructions.clone()).collect();
             let range = plan.segment(segment).instructions.clone();
-            let computes = |index: &usize| matches!(plan.instructions[*index].work, Work::Compute(_));
+            let computes =
+                |index: &usize| matches!(plan.instructions[*index].work, Work::Compute(_));
             let wanted: Vec<InstructionId> =
                 range.filter(computes).map(|index| InstructionId(index as u32)).collect();
             assert_eq!(all, wanted, "plan {seed}");

@@ -3,8 +3,8 @@
 
 use super::Lowering;
 use super::frozen::is_frozen_on_disk;
-use super::norm::scratch_bytes;
 use super::homes::Homes;
+use super::norm::scratch_bytes;
 use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};

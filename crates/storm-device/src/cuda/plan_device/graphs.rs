@@ -133,11 +133,7 @@ impl Graphs {
 }
 
 /// The stretches to make graphs of, the largest first.
-fn wanted(
-    plan: &Plan,
-    use_of: GraphUse,
-    kernels: impl Fn(InstructionId) -> usize,
-) -> Vec<Stretch> {
+fn wanted(plan: &Plan, use_of: GraphUse, kernels: impl Fn(InstructionId) -> usize) -> Vec<Stretch> {
     let kernels_min = match use_of {
         GraphUse::WhereShort => KERNELS_MIN,
         GraphUse::Everywhere => 1,
@@ -196,6 +192,8 @@ mod tests {
         // 80 kB at a time: kernels are short.
         let short = wanted(&plan, GraphUse::WhereShort, |_| KERNELS_MIN);
         assert_eq!(short.len(), everywhere.len());
-        assert!(sizes(&wanted(&plan, GraphUse::WhereShort, |_| 1)).iter().all(|&n| n >= KERNELS_MIN));
+        assert!(
+            sizes(&wanted(&plan, GraphUse::WhereShort, |_| 1)).iter().all(|&n| n >= KERNELS_MIN)
+        );
     }
 }

@@ -236,7 +236,10 @@ impl CudaPlanDevice {
                 // one that ends it, and no other in between waits or is awaited.
                 unsafe { self.graphs.graph(graph).queue(stream)? };
             }
-            return Ok(if ends { self.queues.end(queue, id)? });
+            if ends {
+                self.queues.end(queue, id)?;
+            }
+            return Ok(());
         }
         self.disturbance.precede(queue, stream)?;
         let started = match &mut self.timeline {
