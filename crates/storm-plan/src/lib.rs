@@ -9,6 +9,7 @@ mod choice;
 mod decisions;
 mod error;
 mod estimate;
+mod graph_memory;
 mod holdings;
 mod lower;
 mod pack;
@@ -21,6 +22,7 @@ mod random;
 mod request;
 mod search;
 mod simulate;
+mod stretches;
 mod task;
 mod tier;
 mod too_small;
@@ -32,6 +34,7 @@ pub use decisions::{
     StageDecisions, Storage, Streaming, UpdateTime,
 };
 pub use error::PlanError;
+pub use graph_memory::{GRAPH_KERNEL_BYTES, SHORT_KERNEL_SECONDS};
 pub use holdings::{Holding, TensorKind};
 pub use lower::{DISK_BLOCK_BYTES, Lowering};
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
@@ -53,6 +56,7 @@ pub use simulate::{
     SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,
     simulate_with_timeline,
 };
+pub use stretches::Stretch;
 pub use task::{SavedUnit, Task, TrainingGraphs, UpdateRule};
 pub use tier::{PerTier, Tier};
 pub use too_small::TooSmall;

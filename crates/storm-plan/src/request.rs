@@ -1,6 +1,7 @@
 //! The planner's interface: requests and answers.
 
 use crate::choice::DiskChoice;
+use crate::graph_memory::graph_bytes;
 use crate::queue::{Link, PerQueue, Queue};
 use crate::search::{Activations, Found, Search};
 use crate::tier::{PerTier, Tier};
@@ -188,22 +189,19 @@ pub fn plan(
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
     let limits = limits(budget, profile);
-    let disks = disk_choices(&lowering, limits, forced)?;
-    let search = |disk: DiskChoice| Search::new(&lowering, limits, forced, disk);
-    let mut best: Option<(Found, u64)> = None;
-    for &disk in &disks {
-        let search = search(disk);
-        let smallest = search.smallest()?;
-        let Some(found) = search.run(&smallest.choice) else { continue };
-        let known = best.as_ref().map(|(best, _)| best.simulation.step_seconds);
-        if known.is_none_or(|known| found.simulation.step_seconds < known) {
-            let min_bytes = with_overhead(smallest.bytes, profile);
-            best = Some((found, min_bytes[Tier::DEVICE]));
-        }
+    // Graphs come second: a plan that fits only without them is issued without them, and nothing goes to a disk for them.
+    let graphs = match limits[Tier::DISK] {
+        0 => usize::try_from(graph_bytes(task, profile)).unwrap_or(usize::MAX),
+        _ => 0,
+    };
+    let beside_graphs = limits.with(Tier::DEVICE, limits[Tier::DEVICE].saturating_sub(graphs));
+    let mut best = fastest(&lowering, beside_graphs, forced)?;
+    if best.is_none() && graphs > 0 {
+        best = fastest(&lowering, limits, forced)?;
     }
     let too_small = || {
         // With everything on disk that may be there.
-        let search = search(match limits[Tier::DISK] {
+        let disk = match limits[Tier::DISK] {
             0 => DiskChoice::default(),
             _ => DiskChoice {
                 share: lowering.state_kinds() * DiskChoice::SHARES,
@@ -211,7 +209,8 @@ pub fn plan(
                 frozen_share: DiskChoice::SHARES,
                 frozen_ring: 2,
             },
-        });
+        };
+        let search = Search::new(&lowering, limits, forced, disk);
         let smallest = search.smallest()?;
         let min_bytes = with_overhead(smallest.bytes, profile);
         let decisions = search.decisions(&smallest.choice);
@@ -230,6 +229,26 @@ pub fn plan(
     let plan =
         check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
+}
+
+/// The fastest plan within limits, and the smallest device memory that works, everything included; none if nothing fits.
+fn fastest(
+    lowering: &Lowering<'_>,
+    limits: PerTier<usize>,
+    forced: &Forced,
+) -> Result<Option<(Found, u64)>, PlanError> {
+    let mut best: Option<(Found, u64)> = None;
+    for disk in disk_choices(lowering, limits, forced)? {
+        let search = Search::new(lowering, limits, forced, disk);
+        let smallest = search.smallest()?;
+        let Some(found) = search.run(&smallest.choice) else { continue };
+        let known = best.as_ref().map(|(best, _)| best.simulation.step_seconds);
+        if known.is_none_or(|known| found.simulation.step_seconds < known) {
+            let min_bytes = with_overhead(smallest.bytes, lowering.profile);
+            best = Some((found, min_bytes[Tier::DEVICE]));
+        }
+    }
+    Ok(best)
 }
 
 /// How much pinned memory state takes on its way from and to the disk, at most, and in how many slots: from what is fastest

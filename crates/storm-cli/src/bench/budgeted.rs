@@ -101,6 +101,8 @@ fn json<D: Benched>(
         "recompute_fraction": prediction.recompute_fraction,
         "group": measured.decisions.usual_group().micro_batches,
         "first_group": measured.decisions.groups[0].micro_batches,
+        "graphs": measured.trainer.device().graphs().0,
+        "graph_kernels": measured.trainer.device().graphs().1,
         "loss": measured.loss,
     })
 }
@@ -149,6 +151,9 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
         measured.decisions.group_sizes()
     );
     println!("            limited by {}", measured.bottleneck.name());
+    if let (graphs @ 1.., kernels) = measured.trainer.device().graphs() {
+        println!("issued      {} kernels in {graphs} CUDA graphs", grouped(kernels as u64));
+    }
 }
 
 fn batch_shape(args: &TrainBenchArgs) -> String {

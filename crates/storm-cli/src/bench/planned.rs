@@ -57,6 +57,11 @@ pub(crate) trait Benched: PlanDevice {
 
     /// What the process holds of it.
     fn vram_bytes(&self) -> Result<u64>;
+
+    /// CUDA graphs and the kernels in them.
+    fn graphs(&self) -> (usize, usize) {
+        (0, 0)
+    }
 }
 
 impl Benched for CpuPlanDevice {
@@ -93,6 +98,10 @@ impl Benched for CudaPlanDevice {
 
     fn vram_bytes(&self) -> Result<u64> {
         Ok(self.memory_in_use()?.bytes)
+    }
+
+    fn graphs(&self) -> (usize, usize) {
+        CudaPlanDevice::graphs(self)
     }
 }
 

@@ -364,6 +364,12 @@ impl Module {
 }
 
 impl Kernel {
+    /// Not a kernel, for tests that launch nothing.
+    #[cfg(test)]
+    pub(super) fn named(number: usize) -> Kernel {
+        Kernel(std::ptr::without_provenance_mut(number))
+    }
+
     /// Sets the kernel's limit on dynamic shared memory. The driver requires this above 48 KiB, static shared memory
     /// included.
     pub(super) fn allow_shared(&self, bytes: usize) -> Result<(), CudaError> {
@@ -384,6 +390,8 @@ pub(super) enum Argument {
     F32(f32),
     /// A struct of floats, by value.
     Floats(Arc<[f32; FLOATS]>),
+    /// Any other struct, by value.
+    Struct(Arc<[u64]>),
 }
 
 /// Floats of [`Argument::Floats`].
@@ -397,6 +405,7 @@ impl Argument {
             Argument::I64(value) => std::ptr::from_ref(value).cast(),
             Argument::F32(value) => std::ptr::from_ref(value).cast(),
             Argument::Floats(values) => Arc::as_ptr(values).cast(),
+            Argument::Struct(words) => words.as_ptr().cast(),
         };
         address.cast_mut()
     }
@@ -412,6 +421,17 @@ pub(super) struct Launch {
     pub(super) arguments: Vec<Argument>,
     /// It waits for the kernels before it inside the kernel, so it may start while they finish.
     pub(super) begins_early: bool,
+    /// How several of them become one.
+    pub(super) joint: Option<Joint>,
+}
+
+/// The kernel that does for several tensors what another does for one. Its first argument is a struct of what differs
+/// between them, see [`join`](super::join); the others are those of the kernel for one that all have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Joint {
+    pub(super) kernel: Kernel,
+    /// Which arguments of the kernel for one tensor all have in common, as positions.
+    pub(super) common: &'static [usize],
 }
 
 /// When a kernel may begin.

@@ -61,5 +61,6 @@ fn single_thread(
         shared_bytes: 0,
         arguments,
         begins_early: false,
+        joint: None,
     })
 }

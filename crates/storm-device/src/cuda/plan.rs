@@ -1,7 +1,7 @@
 //! Translates a placed node into kernel launches and matrix products with addresses.
 
 use super::compile::KernelSource;
-use super::context::{Argument, Card, Launch};
+use super::context::{Argument, Card, Joint, Launch};
 use super::dispatch;
 use super::gemm::{Gemm, GemmCall};
 use super::modules::Kernels;
@@ -98,6 +98,7 @@ impl<'a> Planner<'a> {
             shared_bytes,
             arguments,
             begins_early,
+            joint: None,
         }));
         Ok(())
     }
@@ -108,6 +109,19 @@ impl<'a> Planner<'a> {
         if let Some(Action::Launch(launch)) = self.actions.last_mut() {
             launch.begins_early = true;
         }
+    }
+
+    /// Lets the kernel added last run together with others like it, as the kernel `several` of the same source.
+    pub(super) fn let_join(
+        &mut self,
+        choice: KernelChoice<'_>,
+        common: &'static [usize],
+    ) -> Result<(), DeviceError> {
+        let kernel = self.kernels.get(&choice)?;
+        if let Some(Action::Launch(launch)) = self.actions.last_mut() {
+            launch.joint = Some(Joint { kernel, common });
+        }
+        Ok(())
     }
 
     /// Adds a matrix product.

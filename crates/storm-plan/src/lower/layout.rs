@@ -4,6 +4,7 @@
 use super::Lowering;
 use super::frozen::is_frozen_on_disk;
 use super::homes::Homes;
+use super::norm::scratch_bytes;
 use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};
@@ -110,6 +111,7 @@ pub(crate) struct Layout {
     /// One for each of the decided groups. They take turns, so they lie over each other.
     pub(crate) groups: Vec<GroupLayout>,
     pub(crate) work: usize,
+    pub(crate) work_bytes: usize,
 }
 
 /// What a group of micro-batches makes and takes.
@@ -311,7 +313,8 @@ impl Layout {
         let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
         let state_ring = Ring::take(&mut device, kind, "optimizer state in transit", slot, slots);
 
-        let work = device.take(TensorKind::WorkArea, "work area", work_bytes(lowering, decisions));
+        let work_bytes = work_bytes(lowering, decisions);
+        let work = device.take(TensorKind::WorkArea, "work area", work_bytes);
         let mut groups = Vec::new();
         let [mut device_most, mut host_most] = [device.clone(), host.clone()];
         for group in &decisions.groups {
@@ -344,6 +347,7 @@ impl Layout {
             state_ring,
             groups,
             work,
+            work_bytes,
         }
     }
 
@@ -746,10 +750,6 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
         }
     }
     let Some(training) = &lowering.task.training else { return bytes };
-    for node in training.norm.nodes() {
-        let scratch = node.outputs.iter().map(|&id| training.norm.tensor(id));
-        let scratch = scratch.filter(|tensor| tensor.class == TensorClass::Scratch);
-        bytes = bytes.max(scratch.map(|tensor| aligned(tensor.size_bytes())).sum());
-    }
-    bytes
+    let nodes = 0..training.norm.nodes().len();
+    nodes.map(|node| scratch_bytes(&training.norm, node)).fold(bytes, usize::max)
 }

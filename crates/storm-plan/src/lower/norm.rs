@@ -90,26 +90,31 @@ impl Emit<'_> {
         id
     }
 
-    /// Sums of squares of a block's gradients, which are final.
+    /// Sums of squares of a block's gradients, which are final. Each has scratch of its own while there is room, so that a
+    /// device may run several at once.
     pub(super) fn sum_squares(&mut self, block: usize) {
         let program = self.lowering.task.program();
+        let mut taken = 0;
         let which = self.lowering.blocks.get(block);
         let set = &self.lowering.sets[which.stage];
         for position in 0..set.trainable().count() {
             let name = program.gradient_name(which, &set.gradients[position].name);
             let node = self.lowering.squares_node(&name);
             let gradient = self.gradient_bound(block, position);
-            self.norm_node(node, &[gradient]);
+            let scratch = scratch_bytes(&self.lowering.training().norm, node);
+            if taken + scratch > self.layout.work_bytes {
+                taken = 0;
+            }
+            self.norm_node(node, &[gradient], self.layout.work + taken);
+            taken += scratch;
         }
     }
 
-    /// A node of the norm graph. Results are scalars with separate addresses; scratch goes to the
-    /// work area.
-    fn norm_node(&mut self, node: usize, reads: &[Bound]) {
+    /// A node of the norm graph. Results are scalars with separate addresses; scratch goes to `work`.
+    fn norm_node(&mut self, node: usize, reads: &[Bound], mut work: usize) {
         let lowering = self.lowering;
         let graph = &lowering.training().norm;
         let mut writes = Vec::new();
-        let mut work = self.layout.work;
         for &id in &graph.nodes()[node].outputs {
             let tensor = graph.tensor(id);
             if tensor.class == TensorClass::Scratch {
@@ -134,9 +139,16 @@ impl Emit<'_> {
             let reads: Vec<Bound> = (node.op.operands().into_iter())
                 .map(|(_, id)| self.scalar(&graph.tensor(id).name))
                 .collect();
-            self.norm_node(index, &reads);
+            self.norm_node(index, &reads, self.layout.work);
         }
     }
+}
+
+/// What a node of the norm graph needs of the work area.
+pub(super) fn scratch_bytes(norm: &Graph, node: usize) -> usize {
+    let outputs = norm.nodes()[node].outputs.iter().map(|&id| norm.tensor(id));
+    let scratch = outputs.filter(|tensor| tensor.class == TensorClass::Scratch);
+    scratch.map(|tensor| aligned(tensor.size_bytes())).sum()
 }
 
 /// Names of the norm and of the clip scale.

@@ -24,6 +24,10 @@ const INT8_SOURCE: KernelSource = KernelSource {
 /// Elements that a block covers: a pack a thread.
 const PER_BLOCK: usize = THREADS * PACK;
 
+/// Arguments of `adamw` that the tensors of a launch have in common: scalars, clip, seed, betas, epsilon and both kinds of
+/// rounding.
+const ADAMW_COMMON: &[usize] = &[5, 6, 7, 9, 10, 11, 13, 14];
+
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     [all_types(SOURCE, ["P", "G", "M"]), all_types(INT8_SOURCE, ["P", "G"])].concat()
 }
@@ -78,8 +82,16 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 }
             };
             arguments.extend([stream_word(*stream, node.layer), count(*first_element)]);
-            let choice = kernel(source, name, types(stored));
-            launch_flat(planner, choice, elements, PER_BLOCK, arguments)
+            let definitions = types(stored);
+            let choice = kernel(source, name, definitions.clone());
+            launch_flat(planner, choice, elements, PER_BLOCK, arguments)?;
+            match format {
+                MomentFormat::Elements(_) => {
+                    let several = kernel(source, "adamw_several", definitions);
+                    planner.let_join(several, ADAMW_COMMON)
+                }
+                MomentFormat::Int8 => Ok(()),
+            }
         }
         Op::Sgd {
             parameter,

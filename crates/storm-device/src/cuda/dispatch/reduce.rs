@@ -46,8 +46,10 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let sum = Columns { first: 0, out: &outputs[0], adds: accumulator.is_some() };
             finish(planner, &outputs[1], &[sum])
         }
-        Op::Sum { x } => sum(planner, "sum_partials", x),
-        Op::SumOfSquares { x } => sum(planner, "square_partials", x),
+        Op::Sum { x } => sum(planner, "sum_partials", None, x),
+        Op::SumOfSquares { x } => {
+            sum(planner, "square_partials", Some("square_partials_several"), x)
+        }
         Op::GlobalNorm { parts } => global_norm(planner, parts),
         Op::ClipScale { norm, max_norm } => {
             let arguments =
@@ -91,16 +93,26 @@ pub(super) fn finish(
     planner.launch(choice, grid, (WARP * WARP) as u32, arguments)
 }
 
-fn sum(planner: &mut Planner<'_>, name: &str, x: &View) -> Result<(), DeviceError> {
+fn sum(
+    planner: &mut Planner<'_>,
+    name: &str,
+    several: Option<&str>,
+    x: &View,
+) -> Result<(), DeviceError> {
     let elements = x.shape.elements();
     let blocks = elements.div_ceil(SUM_BLOCK);
     let arguments = vec![planner.pointer(x), planner.output(1), count(elements), small(SUM_BLOCK)];
     let grid = grid(planner, blocks, 1)?;
     let choice = kernel(SOURCE, name, types([("E", x.dtype)]));
     planner.launch(choice, grid, SUM_THREADS, arguments)?;
+    if let Some(several) = several {
+        // The elements of a block.
+        planner.let_join(kernel(SOURCE, several, types([("E", x.dtype)])), &[3])?;
+    }
     let arguments = vec![planner.output(1), planner.output(0), count(blocks)];
     let choice = kernel(SOURCE, "sum_finish", types([("E", DType::F32)]));
-    planner.launch(choice, (1, 1, 1), 1024, arguments)
+    planner.launch(choice, (1, 1, 1), 1024, arguments)?;
+    planner.let_join(kernel(SOURCE, "sum_finish_several", types([("E", DType::F32)])), &[])
 }
 
 /// The parts lie anywhere, and a launch takes few addresses: each adds some of them to a running sum

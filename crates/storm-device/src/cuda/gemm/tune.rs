@@ -299,6 +299,7 @@ impl Bench<'_> {
             shared_bytes: 0,
             arguments,
             begins_early: false,
+            joint: None,
         };
         // SAFETY: the caller's promise.
         unsafe { launch.queue(self.stream, Start::InOrder, || "a trial of products".to_owned()) }

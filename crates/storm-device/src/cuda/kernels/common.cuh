@@ -17,6 +17,16 @@ constexpr float LOWEST = -3.402823466e38f;
 __device__ inline i64 minimum(i64 a, i64 b) { return a < b ? a : b; }
 __device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
 
+/// The most tensors of a launch over several, `TENSORS_MAX` on the host.
+constexpr int TENSORS_MAX = 16;
+
+/// The tensor of this block, in a launch over several: `first_block` has the first block of each.
+__device__ inline int tensor_of_block(const int (&first_block)[TENSORS_MAX], int count) {
+    int tensor = 0;
+    while (tensor + 1 < count && int(blockIdx.x) >= first_block[tensor + 1]) tensor++;
+    return tensor;
+}
+
 // ---- storage types ----------------------------------------------------------------------------
 
 /// The upper half of an f32.

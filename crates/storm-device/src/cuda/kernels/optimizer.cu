@@ -5,15 +5,16 @@
 // the result is the same to the bit.
 #include "optimizer_common.cuh"
 
-/// A pack per thread. scalars: learning rate, 1 − beta1^t, 1 − beta2^t. `master`, `clip` and
-/// `seed` may be null; a clip of 0, or corrections of 0, leave everything as it is. `first_element`:
-/// where in the parameter the elements here begin.
-extern "C" __global__ void __launch_bounds__(256)
-    adamw(P* parameter, const G* gradient, M* first_moment, M* second_moment, float* master,
-          const float* scalars, const float* clip, const int* seed, i64 elements, float beta1,
-          float beta2, float epsilon, float weight_decay, int stochastic_parameter,
-          int stochastic_moments, int stream, i64 first_element) {
-    const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
+/// A pack per thread, of the tensor's block number `block`. scalars: learning rate, 1 − beta1^t, 1 − beta2^t. `master`,
+/// `clip` and `seed` may be null; a clip of 0, or corrections of 0, leave everything as it is.
+/// `first_element`: where in the parameter the elements here begin.
+__device__ inline void adamw_block(i64 block, P* parameter, const G* gradient, M* first_moment,
+                                   M* second_moment, float* master, const float* scalars,
+                                   const float* clip, const int* seed, i64 elements, float beta1,
+                                   float beta2, float epsilon, float weight_decay,
+                                   int stochastic_parameter, int stochastic_moments, int stream,
+                                   i64 first_element) {
+    const i64 i = (block * blockDim.x + threadIdx.x) * PACK;
     if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
     float value[PACK], g[PACK], first[PACK], second[PACK];
@@ -51,6 +52,45 @@ extern "C" __global__ void __launch_bounds__(256)
     write8(flat(parameter, elements), i, value);
     write8(flat(first_moment, elements), i, first);
     write8(flat(second_moment, elements), i, second);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adamw(P* parameter, const G* gradient, M* first_moment, M* second_moment, float* master,
+          const float* scalars, const float* clip, const int* seed, i64 elements, float beta1,
+          float beta2, float epsilon, float weight_decay, int stochastic_parameter,
+          int stochastic_moments, int stream, i64 first_element) {
+    adamw_block(blockIdx.x, parameter, gradient, first_moment, second_moment, master, scalars, clip,
+                seed, elements, beta1, beta2, epsilon, weight_decay, stochastic_parameter,
+                stochastic_moments, stream, first_element);
+}
+
+/// What differs between the tensors of `adamw_several`.
+struct AdamWTensors {
+    P* parameter[TENSORS_MAX];
+    const G* gradient[TENSORS_MAX];
+    M* first_moment[TENSORS_MAX];
+    M* second_moment[TENSORS_MAX];
+    float* master[TENSORS_MAX];
+    i64 elements[TENSORS_MAX];
+    i64 first_element[TENSORS_MAX];
+    float weight_decay[TENSORS_MAX];
+    int stream[TENSORS_MAX];
+    int first_block[TENSORS_MAX];
+    int count;
+};
+static_assert(sizeof(AdamWTensors) == (7 * 8 + 3 * 4) * TENSORS_MAX + 8, "as the host fills it");
+
+/// `adamw` over several tensors.
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_several(const __grid_constant__ AdamWTensors tensors, const float* scalars,
+                  const float* clip, const int* seed, float beta1, float beta2, float epsilon,
+                  int stochastic_parameter, int stochastic_moments) {
+    const int t = tensor_of_block(tensors.first_block, tensors.count);
+    adamw_block(blockIdx.x - tensors.first_block[t], tensors.parameter[t], tensors.gradient[t],
+                tensors.first_moment[t], tensors.second_moment[t], tensors.master[t], scalars, clip,
+                seed, tensors.elements[t], beta1, beta2, epsilon, tensors.weight_decay[t],
+                stochastic_parameter, stochastic_moments, tensors.stream[t],
+                tensors.first_element[t]);
 }
 
 /// A pack per thread, as above. `momentum` may be null, too.

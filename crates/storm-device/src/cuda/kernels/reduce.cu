@@ -79,9 +79,9 @@ extern "C" __global__ void __launch_bounds__(WARP* WARP)
 
 /// One of `partials` per block: the sum of `f` over `per_block` elements.
 template <class F>
-__device__ inline void partial_sum(const E* x, float* partials, i64 elements, int per_block, F f) {
+__device__ inline void partial_sum(i64 block, const E* x, float* partials, i64 elements, int per_block, F f) {
     __shared__ float slots[WARP];
-    const i64 first = i64(blockIdx.x) * per_block;
+    const i64 first = block * per_block;
     const Row<const E> part = flat(x + first, minimum(elements - first, per_block));
     float sum = 0.0f;
     for (i64 start = 0; start < part.width; start += i64(UNROLL) * blockDim.x * PACK) {
@@ -99,27 +99,66 @@ __device__ inline void partial_sum(const E* x, float* partials, i64 elements, in
         }
     }
     sum = block_sum(sum, slots);
-    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+    if (threadIdx.x == 0) partials[block] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     sum_partials(const E* x, float* partials, i64 elements, int per_block) {
-    partial_sum(x, partials, elements, per_block, [](float x) { return x; });
+    partial_sum(blockIdx.x, x, partials, elements, per_block, [](float x) { return x; });
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     square_partials(const E* x, float* partials, i64 elements, int per_block) {
-    partial_sum(x, partials, elements, per_block, [](float x) { return x * x; });
+    partial_sum(blockIdx.x, x, partials, elements, per_block, [](float x) { return x * x; });
+}
+
+/// What differs between the tensors of `square_partials_several`.
+struct SquaredTensors {
+    const E* x[TENSORS_MAX];
+    float* partials[TENSORS_MAX];
+    i64 elements[TENSORS_MAX];
+    int first_block[TENSORS_MAX];
+    int count;
+};
+static_assert(sizeof(SquaredTensors) == (3 * 8 + 4) * TENSORS_MAX + 8, "as the host fills it");
+
+/// `square_partials` over several tensors.
+extern "C" __global__ void __launch_bounds__(512)
+    square_partials_several(const __grid_constant__ SquaredTensors tensors, int per_block) {
+    const int t = tensor_of_block(tensors.first_block, tensors.count);
+    partial_sum(blockIdx.x - tensors.first_block[t], tensors.x[t], tensors.partials[t],
+                tensors.elements[t], per_block, [](float x) { return x * x; });
 }
 
 /// Adds up the partial sums. One block.
-extern "C" __global__ void __launch_bounds__(1024)
-    sum_finish(const float* partials, float* out, i64 count) {
+__device__ inline void finish_sum(const float* partials, float* out, i64 count) {
     __shared__ double slots[WARP];
     double sum = 0.0;
     for (i64 i = threadIdx.x; i < count; i += blockDim.x) sum += double(partials[i]);
     sum = block_sum(sum, slots);
     if (threadIdx.x == 0) *out = float(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    sum_finish(const float* partials, float* out, i64 count) {
+    finish_sum(partials, out, count);
+}
+
+/// What differs between the tensors of `sum_finish_several`.
+struct FinishedSums {
+    const float* partials[TENSORS_MAX];
+    float* out[TENSORS_MAX];
+    i64 parts[TENSORS_MAX];
+    int first_block[TENSORS_MAX];
+    int count;
+};
+static_assert(sizeof(FinishedSums) == (3 * 8 + 4) * TENSORS_MAX + 8, "as the host fills it");
+
+/// `sum_finish` over several tensors, a block each.
+extern "C" __global__ void __launch_bounds__(1024)
+    sum_finish_several(const __grid_constant__ FinishedSums sums) {
+    const int t = tensor_of_block(sums.first_block, sums.count);
+    finish_sum(sums.partials[t], sums.out[t], sums.parts[t]);
 }
 
 // ---- the norm of all gradients ------------------------------------------------------------------

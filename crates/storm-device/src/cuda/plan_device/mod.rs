@@ -4,6 +4,8 @@ mod counters;
 mod disk_queues;
 mod disturbance;
 mod failure;
+mod graphs;
+mod joined;
 mod options;
 mod program;
 mod queues;
@@ -28,7 +30,8 @@ use crate::{Device, DeviceError, HostBuffer, PlanDevice, Supply};
 use cudarc::driver::result;
 use disk_queues::DiskQueues;
 use disturbance::Disturbance;
-pub use options::{CudaPlanOptions, Preparing};
+use graphs::{Graphs, Issue};
+pub use options::{CudaPlanOptions, GraphUse, Preparing};
 use program::{Program, queue_action};
 use queues::Queues;
 use rayon::prelude::*;
@@ -50,6 +53,7 @@ pub struct CudaPlanDevice {
     queues: Queues,
     /// None if the plan takes no data.
     reader: Option<Reader>,
+    graphs: Graphs,
     program: Program,
     kept: CudaKept,
     plan: Arc<CheckedPlan>,
@@ -101,6 +105,11 @@ impl CudaPlanDevice {
     /// From the driver.
     pub fn memory_in_use(&self) -> Result<MemoryInUse, DeviceError> {
         Ok(self.kept.tools.context.memory_in_use()?)
+    }
+
+    /// How many CUDA graphs issue kernels, and how many kernels these have in all.
+    pub fn graphs(&self) -> (usize, usize) {
+        self.graphs.counts()
     }
 
     /// Shuts down the device but keeps what is slow to set up: pinned host memory and loaded kernels. The next
@@ -220,6 +229,18 @@ impl CudaPlanDevice {
         }
         let (queue, command) = self.queues.begin(&self.plan, id)?;
         let stream = self.queues.stream(queue);
+        if let Issue::InGraph { launches, ends } = self.issue_of(id) {
+            if let Some(graph) = launches {
+                self.disturbance.precede(queue, stream)?;
+                // SAFETY: as for `queue` below. The graph has the instructions of this queue from this one to the
+                // one that ends it, and no other in between waits or is awaited.
+                unsafe { self.graphs.graph(graph).queue(stream)? };
+            }
+            if ends {
+                self.queues.end(queue, id)?;
+            }
+            return Ok(());
+        }
         self.disturbance.precede(queue, stream)?;
         let started = match &mut self.timeline {
             Some(timeline) if self.recording => timeline.start(queue, &command, stream)?,
@@ -237,6 +258,12 @@ impl CudaPlanDevice {
             stream.synchronize("running it")?;
         }
         Ok(self.queues.end(queue, id)?)
+    }
+
+    /// How an instruction is issued now: a graph cannot tell when its kernels run.
+    fn issue_of(&self, id: InstructionId) -> Issue {
+        let records = self.timeline.is_some() && self.recording;
+        if records { Issue::Alone } else { self.graphs.issue(id) }
     }
 
     fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), DeviceError> {
@@ -306,6 +333,9 @@ impl PlanDevice for CudaPlanDevice {
         let host = host_memory(&plan, &tools.context, kept_host, &mut progress)?;
         check_host_places(&plan)?;
         warm_up_copies(&plan, &queues, &program, &host)?;
+        let synchronous = std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1");
+        let use_of = options.graph_use(synchronous);
+        let graphs = Graphs::new(&plan, &program, &tools, compute, use_of, options.vram_bytes)?;
         program.memory().clear(compute)?;
         for stream in queues.streams() {
             stream.synchronize("clearing device memory")?;
@@ -327,6 +357,7 @@ impl PlanDevice for CudaPlanDevice {
         let device = CudaPlanDevice {
             queues,
             reader,
+            graphs,
             program,
             kept: CudaKept { host, tools },
             sequence: Sequence::new(&plan),
@@ -335,7 +366,7 @@ impl PlanDevice for CudaPlanDevice {
             recording: true,
             disturbance,
             vram_bytes: options.vram_bytes,
-            synchronous: std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1"),
+            synchronous,
             failure: None,
         };
         device.check_budget()?;

@@ -23,12 +23,26 @@ pub struct CudaPlanOptions {
     /// Approximate seconds to spend on finding the fastest algorithms for matrix products. Results are cached on disk,
     /// so the next plan with the same products spends none. Bits do not change.
     pub tune_seconds: f64,
+    /// Which kernels are issued as CUDA graphs. Bits do not change.
+    pub graphs: GraphUse,
     /// Where the disk tier is; a plan that has one needs it.
     pub disk: Option<DiskOptions>,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
     pub kept: Option<CudaKept>,
+}
+
+/// Which kernels the host issues together, as CUDA graphs. `STORM_CUDA_GRAPHS=0` means none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphUse {
+    /// Those of steps and evaluations whose kernels are so short that the host could be late, as far as there is
+    /// memory for graphs.
+    WhereShort,
+    /// All that can be, for tests.
+    Everywhere,
+    /// None.
+    Never,
 }
 
 /// A slow preparation before a plan can run, and its progress.
@@ -61,6 +75,7 @@ impl Default for CudaPlanOptions {
             vram_bytes: None,
             fail_after: None,
             tune_seconds: 0.0,
+            graphs: GraphUse::WhereShort,
             disk: None,
             progress: None,
             kept: None,
@@ -79,8 +94,22 @@ impl fmt::Debug for CudaPlanOptions {
             .field("vram_bytes", &self.vram_bytes)
             .field("fail_after", &self.fail_after)
             .field("tune_seconds", &self.tune_seconds)
+            .field("graphs", &self.graphs)
             .field("disk", &self.disk)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
+    }
+}
+
+impl CudaPlanOptions {
+    /// Which kernels are issued as graphs, given what else is asked for.
+    pub(super) fn graph_use(&self, synchronous: bool) -> GraphUse {
+        let is_off = std::env::var_os("STORM_CUDA_GRAPHS").is_some_and(|value| value == "0");
+        // Those name single instructions. Nor are graphs known to stay on a part of the card.
+        let by_instruction = synchronous || self.fail_after.is_some();
+        match is_off || by_instruction || self.multiprocessors.is_some() {
+            true => GraphUse::Never,
+            false => self.graphs,
+        }
     }
 }

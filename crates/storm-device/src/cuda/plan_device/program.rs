@@ -94,6 +94,14 @@ impl Program {
         Planner::plan(node, &tools.kernels, &tools.gemm, self.memory.start())
     }
 
+    /// The launches and products of an instruction; empty for a copy.
+    pub(super) fn actions(&self, id: InstructionId) -> &[Action] {
+        match &self.work[id.index()] {
+            Prepared::Kernels(range) => &self.actions[range.start as usize..range.end as usize],
+            Prepared::Copy(..) | Prepared::OnHost => &[],
+        }
+    }
+
     /// The block.
     pub(super) fn memory(&self) -> &Allocation {
         &self.memory
@@ -115,8 +123,8 @@ impl Program {
         what: impl Fn() -> String,
     ) -> Result<(), DeviceError> {
         match &self.work[id.index()] {
-            Prepared::Kernels(range) => {
-                for action in &self.actions[range.start as usize..range.end as usize] {
+            Prepared::Kernels(_) => {
+                for action in self.actions(id) {
                     // SAFETY: the caller's promise; all kernels run in one stream.
                     unsafe { queue_action(action, stream, gemm, &what)? };
                 }

@@ -1,0 +1,34 @@
+//! Which instructions of the compute queue a device may issue as one.
+
+use crate::plan::{InstructionId, Plan, SegmentId};
+use crate::queue::Queue;
+
+/// Neighbours in the compute queue of which only the first waits for other queues and only the last is awaited by
+/// them. Nothing but the queue itself orders those in between, so all of them may be issued in place of the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// In the order of the queue; never empty.
+    pub instructions: Vec<InstructionId>,
+}
+
+impl Plan {
+    /// The compute queue's part of a segment in the fewest stretches.
+    pub fn stretches(&self, segment: SegmentId) -> Vec<Stretch> {
+        let mut is_awaited = vec![false; self.instructions.len()];
+        for &awaited in self.instructions.iter().flat_map(|instruction| &instruction.waits) {
+            is_awaited[awaited.index()] = true;
+        }
+        let mut stretches: Vec<Stretch> = Vec::new();
+        let mut is_open = false;
+        let ids = self.segment(segment).instructions.clone().map(|id| InstructionId(id as u32));
+        for id in ids.filter(|&id| self.queue(id) == Queue::COMPUTE) {
+            let waits = !self.instruction(id).waits.is_empty();
+            match stretches.last_mut().filter(|_| is_open && !waits) {
+                Some(stretch) => stretch.instructions.push(id),
+                None => stretches.push(Stretch { instructions: vec![id] }),
+            }
+            is_open = !is_awaited[id.index()];
+        }
+        stretches
+    }
+}
