@@ -109,6 +109,9 @@ pub enum DeviceError {
         "the plan fetches data, and the device was given no source: set one before the first step"
     )]
     NoSupply,
+    /// A plan for several ranks on a device that cannot reach others.
+    #[error("this device works on one rank only: plan for one rank, or train on the CPU device")]
+    NoRanks,
     /// Host data of the wrong size.
     #[error("{given_bytes} bytes do not fit `{tensor}`, which has {tensor_bytes}")]
     WrongSize {

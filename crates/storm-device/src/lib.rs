@@ -5,6 +5,7 @@
 //! plan on concurrent queues.
 
 mod chaos;
+mod collectives;
 pub mod cpu;
 pub mod cuda;
 mod device;
@@ -22,6 +23,7 @@ mod spans;
 mod supply;
 mod tickets;
 
+pub use collectives::Collectives;
 pub use device::Device;
 pub use disk::{DiskOptions, DiskProblem};
 pub use error::DeviceError;

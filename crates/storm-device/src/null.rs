@@ -84,7 +84,7 @@ impl NullDevice {
     /// Data is taken from its source, so that a run goes on as on any device, and dropped.
     fn take_data(&self, id: InstructionId) -> Result<(), DeviceError> {
         match &self.plan.instruction(id).work {
-            Work::Compute(_) | Work::Copy(_) => Ok(()),
+            Work::Compute(_) | Work::Copy(_) | Work::Collective(_) => Ok(()),
             Work::Fetch(fetch) => {
                 let supply = self.supply.as_ref().ok_or(DeviceError::NoSupply)?;
                 let inputs = &self.plan.inputs;

@@ -95,6 +95,10 @@ pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
         Work::Copy(copy) => copy.values.first().map(|operand| operand.value),
         Work::Fetch(fetch) => plan.fetched(fetch).next().map(|input| input.value),
         Work::ReadAhead(_) => return "data of the next step".to_owned(),
+        Work::Collective(collective) => {
+            let operands = collective.pieces.iter().flat_map(|piece| piece.operands());
+            operands.map(|operand| operand.value).next()
+        }
     };
     first.map_or(String::new(), |value| plan.value(value).name.clone())
 }

@@ -106,7 +106,7 @@ fn touched(plan: &Plan, id: InstructionId) -> Vec<(Tier, Range<usize>, bool)> {
     let at = |Place { tier, offset }: Place, writes| (tier, offset..offset + SLOT, writes);
     match &plan.instruction(id).work {
         Work::Copy(copy) => vec![at(copy.from, false), at(copy.to, true)],
-        Work::Fetch(_) | Work::ReadAhead(_) => unreachable!("it takes no data"),
+        Work::Fetch(_) | Work::ReadAhead(_) | Work::Collective(_) => unreachable!("no such work"),
         Work::Compute(compute) => {
             let here = |operand: &Operand| Place { tier: Compute::TIER, offset: operand.offset };
             let reads = compute.reads.iter().map(|operand| at(here(operand), false));
@@ -159,6 +159,7 @@ fn plan() -> Plan {
             pieces: vec![w],
             places: vec![rest],
             parts: Vec::new(),
+            shard: None,
         });
     }
     let take_y = builder.copy(y, place(Tier::DEVICE, Y), place(Tier::HOST, Y));

@@ -357,6 +357,9 @@ define_ops! {
     // ---- optimizer --------------------------------------------------------------------------
     /// Sum of squares: a scalar f32, and partial sums as scratch.
     SumOfSquares [Optimizer, Bytes] { x: One; }
+    /// The sum of partial sums of blocks: a scalar f32. If pieces of a tensor begin at multiples of [`SUM_BLOCK`](crate::SUM_BLOCK)
+    /// elements and `partials` (f32) are what [`Op::SumOfSquares`] left as scratch for each, in order, it has the bits of the whole.
+    SumOfPartials [Optimizer, Bytes] { partials: One; }
     /// Square root of the sum of `parts` (scalars), in order: a scalar f32, and 8 bytes of scratch
     /// for the partial sum.
     GlobalNorm [Optimizer, Bytes] { parts: Many; }
@@ -494,6 +497,7 @@ impl<T: Clone> Op<T> {
             | Op::Fill { .. }
             | Op::RandomNormal { .. }
             | Op::SumOfSquares { .. }
+            | Op::SumOfPartials { .. }
             | Op::GlobalNorm { .. }
             | Op::ClipScale { .. } => Vec::new(),
         };

@@ -1,12 +1,12 @@
 //! What a planner decides. No decision changes a bit of the result.
 
 use crate::Task;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
 /// What happens to a tensor between the forward pass that computes it and the backward pass that reads
 /// it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storage {
     /// Stays in device memory.
@@ -19,7 +19,7 @@ pub enum Storage {
 
 /// Where the tensors of one class of a stage live. Those of the first `pinned` blocks stay on the device;
 /// the others live in host memory and stream through a ring of `ring` slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Streaming {
     /// Blocks whose tensors stay on the device.
     pub pinned: usize,
@@ -53,7 +53,7 @@ impl Streaming {
 }
 
 /// When gradients are applied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpdateTime {
     /// At the end of the step.
@@ -67,7 +67,7 @@ pub enum UpdateTime {
 }
 
 /// How the rings of streamed weights and gradients share device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RingMemory {
     /// Each stage has separate rings.
@@ -78,7 +78,7 @@ pub enum RingMemory {
 }
 
 /// All decisions of a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decisions {
     /// The groups of micro-batches of a step, in order. The first may differ: it also applies a deferred
     /// update during its forward pass, which takes time to hide and leaves less memory.
@@ -101,7 +101,7 @@ pub struct Decisions {
 }
 
 /// Consecutive groups of micro-batches of a lane that are treated alike.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupDecisions {
     /// Micro-batches that run through a block together: streamed weights are copied once for all of them.
     pub micro_batches: usize,
@@ -119,7 +119,7 @@ pub struct GroupDecisions {
 pub type SavedStorage = SmallVec<[Storage; 16]>;
 
 /// How the blocks of one stage provide what their backward pass reads.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ActivationDecisions {
     /// Per block and saved unit (see [`Task::saved_units`]).
     pub saved: Vec<SavedStorage>,
@@ -129,7 +129,7 @@ pub struct ActivationDecisions {
 }
 
 /// Where the parameters of one stage live, with their gradients and optimizer state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StageDecisions {
     /// Parameters.
     pub weights: Streaming,

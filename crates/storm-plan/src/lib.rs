@@ -6,6 +6,7 @@
 mod bottleneck;
 mod check;
 mod choice;
+mod collective;
 mod decisions;
 mod error;
 mod estimate;
@@ -28,7 +29,11 @@ mod tier;
 mod too_small;
 
 pub use bottleneck::Bottleneck;
-pub use check::{Actor, CheckError, CheckedPlan, Found, Spot, check, verify};
+pub use check::{
+    Actor, CheckError, CheckedPlan, Found, RanksError, Spot, check, shared_digest, verify,
+    verify_ranks,
+};
+pub use collective::{Collective, CollectiveKind, Moved, RankPlace};
 pub use decisions::{
     ActivationDecisions, Decisions, GroupDecisions, PIECE_ELEMENTS, RingMemory, SavedStorage,
     StageDecisions, Storage, Streaming, UpdateTime,
@@ -40,11 +45,12 @@ pub use lower::{DISK_BLOCK_BYTES, Lowering};
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{
     Compute, Copy, Fetch, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Operands,
-    Place, Plan, PlanResult, ReadAhead, Region, Run, Segment, SegmentId, Value, ValueId, Work,
+    Place, Plan, PlanResult, ReadAhead, Region, Run, Segment, SegmentId, Shard, Sharded, Value,
+    ValueId, Work,
 };
 pub use profile::{
     AttentionPoint, DiskProfile, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile,
-    LinkProfile, LinkRates, ProfileError,
+    LinkProfile, LinkRates, MachineLink, ProfileError, RankLink,
 };
 pub use queue::{Link, Links, PerQueue, Queue};
 pub use random::{random_decisions, random_decisions_with_disk};

@@ -7,6 +7,7 @@
 //! The list is divided into segments. A step of many micro-batches is a few segments, one of them
 //! repeated, so planning and checking do not grow with the accumulation count.
 
+use crate::collective::{Collective, RankPlace};
 use crate::queue::{Link, Links, Queue};
 use crate::tier::{PerTier, Tier};
 use crate::{TensorKind, UpdateTime};
@@ -153,6 +154,8 @@ pub enum Work {
     Fetch(Fetch),
     /// Data of the next step from its source.
     ReadAhead(ReadAhead),
+    /// Data from and to other ranks.
+    Collective(Collective),
 }
 
 /// One entry of a queue.
@@ -206,6 +209,42 @@ pub struct Lasting {
     /// Places of single pieces, by position among the pieces, in order of the positions. The same holds for
     /// them. A tensor that has no place as a whole has one for each piece.
     pub parts: Vec<(u32, Place)>,
+    /// What it is a part of, if ranks share the whole and this one owns the part.
+    pub shard: Option<Shard>,
+}
+
+/// A persistent tensor that ranks share. Each has the parts that it owns, as persistent tensors of their own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sharded {
+    /// The whole: full name, shape, dtype.
+    #[serde(skip)]
+    pub tensor: Tensor,
+    /// The owner and the bytes of each part, in order.
+    pub parts: Vec<(u32, usize)>,
+}
+
+impl Sharded {
+    /// What a rank owns of some bytes of it, in order.
+    pub fn owned(&self, rank: u32, bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut start = 0;
+        let parts = self.parts.iter().map(move |&(owner, size)| {
+            let range = start..start + size;
+            start = range.end;
+            (owner, range)
+        });
+        let own = parts.filter(move |&(owner, _)| owner == rank);
+        let inside = own.map(move |(_, part)| part.start.max(bytes.start)..part.end.min(bytes.end));
+        inside.filter(|range| !range.is_empty())
+    }
+}
+
+/// Which part of a tensor a rank owns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shard {
+    /// Name of the whole tensor.
+    pub tensor: String,
+    /// Where the part begins in it.
+    pub first_byte: usize,
 }
 
 /// Something that the host writes before a segment or a step, or that a [`Fetch`] of the segment writes.
@@ -292,6 +331,12 @@ pub struct Plan {
     pub links: Links,
     /// Named ranges of memory.
     pub regions: Vec<Region>,
+    /// Which of the ranks that share the step runs it.
+    pub rank: RankPlace,
+    /// The persistent tensors that ranks share.
+    pub sharded: Vec<Sharded>,
+    /// Values that this rank alone has, in order: of other ranks' shards there is nothing here.
+    pub own: Vec<ValueId>,
 }
 
 impl Plan {
@@ -321,7 +366,8 @@ impl Plan {
     /// Where an instruction runs.
     ///
     /// # Panics
-    /// If it is a copy over a link that the plan does not have, or takes data and the plan has no source.
+    /// If it is a copy over a link that the plan does not have, takes data and the plan has no source, or is a collective and the
+    /// plan is for one rank.
     pub fn queue(&self, id: InstructionId) -> Queue {
         match &self.instructions[id.index()].work {
             Work::Compute(_) => Queue::COMPUTE,
@@ -331,6 +377,7 @@ impl Plan {
             }
             Work::Fetch(_) => self.links.staging_queue().expect("a plan with data"),
             Work::ReadAhead(_) => self.links.data_queue().expect("a plan with data"),
+            Work::Collective(_) => self.links.rank_queue().expect("a plan with ranks"),
         }
     }
 
@@ -366,6 +413,12 @@ impl Plan {
             Work::Fetch(fetch) => format!("fetch of {}", micro_batches(fetch.micro_batches)),
             Work::ReadAhead(read) => {
                 format!("read of {} of the next step", micro_batches(read.micro_batches))
+            }
+            Work::Collective(collective) => {
+                let first = collective.pieces.iter().flat_map(|piece| piece.operands()).next();
+                let name = first.map_or("nothing", |operand| &self.value(operand.value).name);
+                let more = if collective.pieces.len() > 1 { ", …" } else { "" };
+                format!("{} of `{name}`{more}", collective.kind.name())
             }
         }
     }

@@ -3,6 +3,7 @@
 mod file;
 mod link;
 mod product;
+mod ranks;
 mod refine;
 
 use crate::queue::Link;
@@ -10,6 +11,7 @@ use crate::tier::Tier;
 use file::ProfileFile;
 pub use link::{LinkProfile, LinkRates};
 use product::{Multiprocessors, Product};
+pub use ranks::{MachineLink, RankLink};
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
@@ -62,6 +64,8 @@ pub struct HardwareProfile {
     pub elementwise: Vec<ElementwisePoint>,
     /// How fast a disk of this machine reads records, if that was measured.
     pub disk: Option<DiskProfile>,
+    /// What connects the ranks of a step. None if it is not known: then collectives take no time.
+    pub ranks: Option<RankLink>,
 }
 
 /// What a product of typical size loses; rates given for all products include it.

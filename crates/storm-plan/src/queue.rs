@@ -1,4 +1,4 @@
-//! What runs concurrently: kernels, copies over the links between tiers, and the supply of data.
+//! What runs concurrently: kernels, copies over the links between tiers, the supply of data, and what ranks send each other.
 
 use crate::per::per;
 use crate::tier::Tier;
@@ -39,7 +39,7 @@ impl fmt::Display for Link {
 }
 
 /// An ordered list of work that runs concurrently with other queues: one for kernels, one for copies
-/// over each of a plan's [`Links`], and two for data if the plan fetches any.
+/// over each of a plan's [`Links`], two for data if the plan fetches any, and one for collectives if several ranks share the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Queue(u8);
 
@@ -51,7 +51,7 @@ impl Queue {
     /// Copies over [`Link::DEVICE_TO_HOST`], which every plan has.
     pub const DEVICE_TO_HOST: Queue = Queue(2);
     /// How many a plan may have.
-    pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX + 2;
+    pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX + 2 + 1;
 
     /// As a position.
     pub const fn index(self) -> usize {
@@ -75,6 +75,7 @@ per! {
 pub struct Links {
     between: Vec<Link>,
     data: bool,
+    ranks: bool,
 }
 
 impl Links {
@@ -104,6 +105,12 @@ impl Links {
         Links { data: true, ..self }
     }
 
+    /// With other ranks.
+    #[must_use]
+    pub fn and_ranks(self) -> Links {
+        Links { ranks: true, ..self }
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Link> {
         self.between.iter().copied()
@@ -114,9 +121,18 @@ impl Links {
         self.iter().any(|link| link.from == tier || link.to == tier)
     }
 
-    /// The queue of kernels, then those of the links, then those of data.
+    /// The queue of kernels, then those of the links, then those of data, then that of collectives.
     pub fn queues(&self) -> impl ExactSizeIterator<Item = Queue> + use<> {
-        (0..1 + self.between.len() + 2 * usize::from(self.data)).map(Queue::at)
+        (0..self.before_ranks() + usize::from(self.ranks)).map(Queue::at)
+    }
+
+    fn before_ranks(&self) -> usize {
+        1 + self.between.len() + 2 * usize::from(self.data)
+    }
+
+    /// The queue of collectives, if several ranks share the step.
+    pub fn rank_queue(&self) -> Option<Queue> {
+        self.ranks.then(|| Queue::at(self.before_ranks()))
     }
 
     /// The queue that reads ahead from the data source, if there is one.
@@ -141,7 +157,7 @@ impl Links {
 
     /// Whether threads of the host run a queue, and not the device. These queues come last.
     pub fn is_of_host(&self, queue: Queue) -> bool {
-        self.is_data(queue) || self.is_disk(queue)
+        self.is_data(queue) || self.is_disk(queue) || self.rank_queue() == Some(queue)
     }
 
     /// The queue of a link; none if there is no such link.
@@ -149,7 +165,7 @@ impl Links {
         self.between.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
     }
 
-    /// The link of a queue; none for the queues of kernels and data.
+    /// The link of a queue; none for the queues of kernels, data and collectives.
     pub fn link(&self, queue: Queue) -> Option<Link> {
         queue.index().checked_sub(1).and_then(|index| self.between.get(index)).copied()
     }
@@ -160,6 +176,7 @@ impl Links {
             Some(link) => link.to_string(),
             None if self.data_queue() == Some(queue) => "data".to_owned(),
             None if self.staging_queue() == Some(queue) => "staging".to_owned(),
+            None if self.rank_queue() == Some(queue) => "ranks".to_owned(),
             None => "compute".to_owned(),
         }
     }
@@ -168,7 +185,11 @@ impl Links {
 /// Between host and device.
 impl Default for Links {
     fn default() -> Links {
-        Links { between: vec![Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST], data: false }
+        Links {
+            between: vec![Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST],
+            data: false,
+            ranks: false,
+        }
     }
 }
 
@@ -198,7 +219,7 @@ mod tests {
         let links =
             Links::default().and_between(Tier::HOST, third).and_between(Tier::DEVICE, third);
         assert_eq!(links.iter().count(), Links::COUNT_MAX);
-        assert_eq!(links.clone().and_data().queues().len(), Queue::COUNT_MAX);
+        assert_eq!(links.clone().and_data().and_ranks().queues().len(), Queue::COUNT_MAX);
         assert_eq!((links.data_queue(), links.staging_queue()), (None, None));
     }
 
@@ -212,5 +233,17 @@ mod tests {
         assert_eq!(found.map(|queue| links.link(queue)), [None, None]);
         assert!(links.is_data(found[0]) && links.is_data(found[1]));
         assert!(!links.is_data(Queue::COMPUTE) && !Links::default().is_data(found[0]));
+    }
+
+    #[test]
+    fn collectives_have_the_last_queue() {
+        for links in [Links::default(), Links::default().and_data()] {
+            assert_eq!(links.rank_queue(), None);
+            let links = links.and_ranks();
+            let queue = links.rank_queue().unwrap();
+            assert_eq!(queue, links.queues().last().unwrap());
+            assert_eq!((links.link(queue), links.is_data(queue)), (None, false));
+            assert_eq!(links.queue_name(queue), "ranks");
+        }
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
-use storm_graph::PIECE_ALIGNMENT;
 use storm_graph::random::Random;
+use storm_graph::{PIECE_ALIGNMENT, SUM_BLOCK};
 
 /// Valid decisions, drawn at random; the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = Random(seed);
-    let may_update_in_backward = task.training.is_some() && !task.clips() && task.lanes == 1;
+    let may_update_in_backward = task.training.is_some() && !task.clips() && !task.sums_lanes();
     let in_backward = may_update_in_backward && random.below(2) == 0;
     // A first group of any size, then groups of a size that divides the rest.
     let micro_batches = task.lane_micro_batches();
@@ -63,7 +63,10 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         state_ring: 1 + random.below(6),
         disk_ring: 0,
         frozen_ring: 0,
-        piece_elements: PIECE_ALIGNMENT << random.below(3),
+        piece_elements: match task.rank.is_shared() {
+            true => SUM_BLOCK,
+            false => PIECE_ALIGNMENT << random.below(3),
+        },
     }
 }
 

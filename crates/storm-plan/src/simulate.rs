@@ -58,6 +58,8 @@ pub struct Stalls {
     pub copy_seconds: PerQueue<f64>,
     /// For the host to issue the next kernel.
     pub launch_seconds: f64,
+    /// For what other ranks send.
+    pub rank_seconds: f64,
     /// At the end of the step, for the last copies.
     pub drain_seconds: f64,
     /// After that, for the data of the next step, without which it cannot begin.
@@ -71,7 +73,7 @@ impl Stalls {
     /// All of it. What the disk causes is in the other times.
     pub fn total_seconds(&self) -> f64 {
         let copies: f64 = self.copy_seconds.iter().map(|(_, seconds)| seconds).sum();
-        copies + self.launch_seconds + self.drain_seconds + self.data_seconds
+        copies + self.launch_seconds + self.rank_seconds + self.drain_seconds + self.data_seconds
     }
 }
 
@@ -186,6 +188,7 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
     let stalls = Stalls {
         copy_seconds: waited.exposed.map(|by_class| by_class.iter().sum()),
         launch_seconds: waited.launch,
+        rank_seconds: waited.ranks,
         drain_seconds,
         data_seconds,
         disk_seconds: disk_seconds(plan, &host_work, &seconds, profile, step_seconds),

@@ -1,5 +1,6 @@
 //! What is to be planned, before any decision: a model and, for training, its optimizer.
 
+use crate::collective::RankPlace;
 use std::collections::BTreeSet;
 use storm_graph::{Graph, Op, Phase, Program, ProgramParameter, Section, TensorId};
 
@@ -10,11 +11,13 @@ pub struct Task {
     pub forward: Program,
     /// What a training step adds; none for a forward-only task.
     pub training: Option<TrainingGraphs>,
-    /// How many micro-batches a step has.
+    /// How many micro-batches a step has, on this rank.
     pub micro_batches: usize,
     /// Into how many lanes these are divided, in order and evenly. The gradient of a lane is accumulated by itself; that of a
     /// step is the f32 sum of its lanes in their order, rounded once. With one lane, it is the gradient of the lane.
     pub lanes: usize,
+    /// Which of the ranks that share the step this is for. Each has as many lanes: rank `r` of `n` has lanes `r`, `r + n`, ….
+    pub rank: RankPlace,
     /// Inputs of micro-batches that a training step fetches from a data source, by name. The host writes
     /// all others, and all inputs of an evaluation and of a task without training.
     pub data: BTreeSet<String>,
@@ -67,6 +70,11 @@ impl Task {
         self.micro_batches / self.lanes.max(1)
     }
 
+    /// Whether the gradient of a step is the sum of several lanes, of this rank or of others.
+    pub fn sums_lanes(&self) -> bool {
+        self.lanes > 1 || self.rank.is_shared()
+    }
+
     /// Whether gradients are scaled down by their norm, which is known at the end of a step.
     pub fn clips(&self) -> bool {
         let norm = self.training.iter().flat_map(|training| training.norm.nodes());
@@ -82,8 +90,8 @@ impl Task {
                     .to_owned(),
             );
         }
-        if self.lanes > 1 {
-            let lanes = self.lanes;
+        let lanes = self.lanes * self.rank.ranks as usize;
+        if lanes > 1 {
             return Some(format!(
                 "updates in the backward pass come before all {lanes} lanes of a step are summed: use one lane"
             ));

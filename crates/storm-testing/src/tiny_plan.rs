@@ -132,7 +132,9 @@ impl PlanBuilder {
         let place = |&(tier, slot): &(Tier, usize)| Place { tier, offset: slot * SLOT };
         let places = places.iter().map(place).collect();
         let tensor = self.tensor(value);
-        self.plan.lasting.push(Lasting { tensor, pieces: vec![value], places, parts: Vec::new() });
+        let pieces = vec![value];
+        let lasting = Lasting { tensor, pieces, places, parts: Vec::new(), shard: None };
+        self.plan.lasting.push(lasting);
     }
 
     /// What the host gives before a step, or before a micro-batch.

@@ -10,7 +10,7 @@ use storm_exec::Planned;
 use storm_graph::StepScalars;
 use storm_graph::random::Seed;
 use storm_model::{AnyModel, BuildOptions, ModelOutput, ParameterSource, Trainable};
-use storm_plan::{CheckedPlan, PerTier, Task};
+use storm_plan::{CheckedPlan, PerTier, RankPlace, Task};
 
 /// The loss of a model on batches, and its accuracy if it classifies. The plan may use less memory than the model needs.
 pub struct Evaluation<D: PlanDevice> {
@@ -32,7 +32,14 @@ pub fn evaluation_task(
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
     let forward = model.into().build(&frozen(options))?;
-    Ok(Task { forward, training: None, micro_batches, lanes: 1, data: BTreeSet::new() })
+    Ok(Task {
+        forward,
+        training: None,
+        micro_batches,
+        lanes: 1,
+        rank: RankPlace::default(),
+        data: BTreeSet::new(),
+    })
 }
 
 /// Nothing learns, and the result is the loss.

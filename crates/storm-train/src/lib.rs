@@ -89,5 +89,5 @@ pub use run::{
     StepEvent, Stop, StopReason,
 };
 pub use schedule::{Decay, Schedule};
-pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
+pub use task::{MICRO_BATCHES_MAX, rank_task, task_of_program, training_task};
 pub use trainer::{Initialized, NextStep, SourceStep, Trainer};

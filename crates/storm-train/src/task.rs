@@ -6,7 +6,7 @@ use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions};
 use storm_graph::{Accumulation, ParameterInstance, Program, Training};
 use storm_model::AnyModel;
-use storm_plan::{Task, TrainingGraphs, UpdateRule};
+use storm_plan::{RankPlace, Task, TrainingGraphs, UpdateRule};
 
 /// Micro-batches that a step may have. What a step moves and computes is a sum over all of them, which must not
 /// overflow.
@@ -24,6 +24,26 @@ pub fn training_task(
 ) -> Result<Task, TrainError> {
     let program = model.into().build(&options.build_options())?;
     task_of_program(&program, options, micro_batches)
+}
+
+/// One rank's part of a step of `micro_batches` that several ranks share.
+///
+/// # Errors
+/// As [`training_task`]; or the ranks cannot share the lanes evenly.
+pub fn rank_task(
+    model: impl Into<AnyModel>,
+    options: &TrainOptions,
+    micro_batches: usize,
+    rank: RankPlace,
+) -> Result<Task, TrainError> {
+    check_lanes(options, micro_batches)?;
+    let (lanes, ranks) = (options.lanes, rank.ranks.max(1) as usize);
+    if !lanes.is_multiple_of(ranks) {
+        let problem = format!("{ranks} ranks cannot share {lanes} lanes evenly");
+        return Err(TrainError::Option { option: "lanes", problem });
+    }
+    let own = TrainOptions { lanes: lanes / ranks, ..options.clone() };
+    Ok(Task { rank, ..training_task(model, &own, micro_batches / ranks)? })
 }
 
 /// [`training_task`] of a program that the caller has built.
@@ -69,7 +89,8 @@ pub fn task_of_program(
     };
     let data = InputRules::of_program(program).data_inputs(&training.proceed);
     let (forward, lanes) = (program.clone(), options.lanes);
-    Ok(Task { forward, training: Some(training), micro_batches, lanes, data })
+    let rank = RankPlace::default();
+    Ok(Task { forward, training: Some(training), micro_batches, lanes, rank, data })
 }
 
 /// Whether the micro-batches of a step can be divided into lanes.

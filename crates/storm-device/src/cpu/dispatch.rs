@@ -570,6 +570,9 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let partials = access.out(&outputs[1]);
             access.out(&outputs[0])[0] = sum::sum_of_squares::<E>(access.get(x), partials);
         }),
+        Op::SumOfPartials { partials } => {
+            access.out(&outputs[0])[0] = sum::sum_of_partials(access.get(partials));
+        }
         Op::GlobalNorm { parts } => {
             let parts = parts.iter().map(|part| access.get::<f32>(part)[0]);
             access.out(&outputs[0])[0] = sum::global_norm(parts);

@@ -65,6 +65,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         attention: Vec::new(),
         elementwise: Vec::new(),
         disk: None,
+        ranks: None,
     })
 }
 

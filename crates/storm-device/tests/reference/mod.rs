@@ -88,6 +88,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::BlockMatrix { .. }
         | Op::Fill { .. } => shape::evaluate(op),
         Op::SumOfSquares { .. }
+        | Op::SumOfPartials { .. }
         | Op::GlobalNorm { .. }
         | Op::ClipScale { .. }
         | Op::AdamW { .. }

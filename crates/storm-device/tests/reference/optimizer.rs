@@ -6,6 +6,7 @@ use storm_graph::{MomentumDirection, Op};
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match op {
         Op::SumOfSquares { x } => vec![Value::scalar(x.data.iter().map(|x| x * x).sum())],
+        Op::SumOfPartials { partials } => vec![Value::scalar(partials.data.iter().sum())],
         Op::GlobalNorm { parts } => {
             vec![Value::scalar(parts.iter().map(|part| part.data[0]).sum::<f64>().sqrt())]
         }

@@ -8,15 +8,44 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_device::{DeviceError, HostBuffer, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{Graph, Tensor, TensorId};
-use storm_plan::{Lasting, Operand, Place, Plan, Tier};
+use storm_plan::{Lasting, Operand, Place, Plan, Sharded, Tier};
 
 impl<D: PlanDevice> Planned<D> {
-    /// The persistent tensor of that name.
+    /// The persistent tensor of that name. Of one that ranks share, reads and writes reach what this rank owns.
     ///
     /// # Errors
     /// There is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, ExecError> {
-        Ok(&self.plan.lasting[self.find(name)?].tensor)
+        match self.sharded(name) {
+            Some(sharded) => Ok(&sharded.tensor),
+            None => Ok(&self.plan.lasting[self.find(name)?].tensor),
+        }
+    }
+
+    /// The tensor of that name if ranks share it.
+    pub fn sharded(&self, name: &str) -> Option<&Sharded> {
+        self.sharded.get(name).map(|&(index, _)| &self.plan.sharded[index])
+    }
+
+    /// What this rank has of some bytes of a tensor that ranks share: the name of a part, its bytes that are asked for, and where they are
+    /// among these.
+    fn own_parts(
+        &self,
+        name: &str,
+        bytes: Range<usize>,
+    ) -> Option<Vec<(String, usize, Range<usize>)>> {
+        let (_, parts) = self.sharded.get(name)?;
+        let mut found = Vec::new();
+        for &(first, index) in parts {
+            let tensor = &self.plan.lasting[index].tensor;
+            let end = first + tensor.size_bytes();
+            let range = bytes.start.max(first)..bytes.end.min(end);
+            if !range.is_empty() {
+                let inside = range.start - bytes.start..range.end - bytes.start;
+                found.push((tensor.name.clone(), range.start - first, inside));
+            }
+        }
+        Some(found)
     }
 
     /// Writes a persistent tensor, in whatever tier it is.
@@ -24,8 +53,7 @@ impl<D: PlanDevice> Planned<D> {
     /// # Errors
     /// No such tensor, the wrong dtype or element count, or an error of the device.
     pub fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), ExecError> {
-        let lasting = &self.plan.lasting[self.find(name)?];
-        check(&lasting.tensor, T::DTYPE, values.len())?;
+        check(self.tensor(name)?, T::DTYPE, values.len())?;
         self.write_bytes(name, 0, bytes_of(values))
     }
 
@@ -48,8 +76,7 @@ impl<D: PlanDevice> Planned<D> {
     /// # Errors
     /// No such tensor, the wrong dtype or element count, or an error of the device.
     pub fn read<T: Scalar>(&mut self, name: &str, values: &mut [T]) -> Result<(), ExecError> {
-        let tensor = &self.plan.lasting[self.find(name)?].tensor;
-        check(tensor, T::DTYPE, values.len())?;
+        check(self.tensor(name)?, T::DTYPE, values.len())?;
         self.read_part(name, 0, values)
     }
 
@@ -63,8 +90,7 @@ impl<D: PlanDevice> Planned<D> {
         first: usize,
         values: &mut [T],
     ) -> Result<(), ExecError> {
-        let lasting = &self.plan.lasting[self.find(name)?];
-        check_part(&lasting.tensor, T::DTYPE, first, values.len())?;
+        check_part(self.tensor(name)?, T::DTYPE, first, values.len())?;
         self.read_bytes(name, first * size_of::<T>(), bytes_of_mut(values))
     }
 
@@ -78,8 +104,14 @@ impl<D: PlanDevice> Planned<D> {
         first: usize,
         bytes: &mut [u8],
     ) -> Result<(), ExecError> {
+        check_bytes(self.tensor(name)?, first, bytes.len())?;
+        if let Some(parts) = self.own_parts(name, first..first + bytes.len()) {
+            for (part, first, range) in parts {
+                self.read_bytes(&part, first, &mut bytes[range])?;
+            }
+            return Ok(());
+        }
         let lasting = &self.plan.lasting[self.find(name)?];
-        check_bytes(&lasting.tensor, first, bytes.len())?;
         for (place, range) in read_places(&self.plan, lasting, first..first + bytes.len()) {
             self.device.read(place, &mut bytes[range.start - first..range.end - first])?;
         }
@@ -125,8 +157,14 @@ impl<D: PlanDevice> Planned<D> {
     /// # Errors
     /// No such tensor, more bytes than it has, or an error of the device.
     pub fn write_bytes(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), ExecError> {
+        check_bytes(self.tensor(name)?, first, bytes.len())?;
+        if let Some(parts) = self.own_parts(name, first..first + bytes.len()) {
+            for (part, first, range) in parts {
+                self.write_bytes(&part, first, &bytes[range])?;
+            }
+            return Ok(());
+        }
         let lasting = &self.plan.lasting[self.find(name)?];
-        check_bytes(&lasting.tensor, first, bytes.len())?;
         for (place, range) in write_places(&self.plan, lasting, first..first + bytes.len()) {
             self.device.write(place, &bytes[range.start - first..range.end - first])?;
         }

@@ -44,6 +44,8 @@ pub struct Planned<D> {
     plan: Arc<CheckedPlan>,
     /// Indices of the persistent tensors.
     by_name: BTreeMap<String, usize>,
+    /// Indices of those that ranks share, and of the own parts of each with their first bytes.
+    sharded: BTreeMap<String, (usize, Vec<(usize, usize)>)>,
     /// What the host exchanges with each run of a segment.
     segments: Vec<Exchange>,
     /// What it exchanges with a whole step, flush and evaluation.
@@ -66,6 +68,18 @@ impl<D: PlanDevice> Planned<D> {
         let device = D::commit(Arc::clone(&plan), options)?;
         let names = plan.lasting.iter().map(|lasting| lasting.tensor.name.clone());
         let by_name = names.enumerate().map(|(index, name)| (name, index)).collect();
+        let mut sharded: BTreeMap<String, (usize, Vec<(usize, usize)>)> = BTreeMap::new();
+        for (index, whole) in plan.sharded.iter().enumerate() {
+            sharded.insert(whole.tensor.name.clone(), (index, Vec::new()));
+        }
+        for (index, lasting) in plan.lasting.iter().enumerate() {
+            let shard = lasting.shard.as_ref();
+            if let Some((shard, (_, parts))) =
+                shard.and_then(|shard| Some((shard, sharded.get_mut(&shard.tensor)?)))
+            {
+                parts.push((shard.first_byte, index));
+            }
+        }
         let ids = (0..plan.segments.len()).map(|index| SegmentId(index as u32));
         let segments: Vec<Exchange> = ids.map(|id| Exchange::of_run(&plan, id)).collect();
         let step: Vec<SegmentId> = plan.step.iter().map(|run| run.segment).collect();
@@ -79,6 +93,7 @@ impl<D: PlanDevice> Planned<D> {
             staging: vec![0; largest.unwrap_or(0)],
             device,
             by_name,
+            sharded,
             segments,
             plan,
         })
@@ -231,6 +246,11 @@ impl<D: PlanDevice> Planned<D> {
     /// Where it runs.
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Where it runs, to be connected.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
     /// Ends the plan and returns the device, which may keep something for the next one.

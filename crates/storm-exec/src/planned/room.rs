@@ -59,6 +59,7 @@ mod tests {
             pieces: Vec::new(),
             places: vec![Place { tier, offset }],
             parts: Vec::new(),
+            shard: None,
         };
         let plan = Plan {
             lasting: vec![

@@ -72,6 +72,10 @@ impl<W: Write> Events<'_, W> {
             }
             Work::Fetch(_) => ("data", &[][..], json!({})),
             Work::ReadAhead(read) => ("data", &[][..], json!({"bytes": read.bytes})),
+            Work::Collective(collective) => {
+                let (bytes, kind) = (collective.busiest_bytes(plan), collective.kind.name());
+                ("ranks", &[][..], json!({"bytes": bytes, "kind": kind}))
+            }
         };
         if let Some(first) = values.first() {
             args["tensor"] = json!(plan.value(first.value).name);

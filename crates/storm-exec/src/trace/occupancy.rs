@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use storm_device::{Span, Trace};
-use storm_plan::{Compute, Plan, Tier, Work};
+use storm_plan::{Compute, Operand, Plan, Tier, Work};
 
 /// Bytes in use in a tier, from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +77,17 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
         }
         // Inputs are always in use.
         Work::Fetch(_) | Work::ReadAhead(_) => Vec::new(),
+        Work::Collective(collective) => {
+            let reads = collective.reads().map(|operand| (operand, false));
+            let writes = collective.writes().map(|(_, operand)| (operand, true));
+            let touch = |(operand, is_write): (&Operand, bool)| Touch {
+                tier: Compute::TIER,
+                offset: operand.offset,
+                bytes: size(operand),
+                is_write,
+            };
+            reads.chain(writes).map(touch).collect()
+        }
     }
 }
 

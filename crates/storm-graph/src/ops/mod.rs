@@ -113,6 +113,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::Fill { .. }
         | Op::RandomNormal { .. }
         | Op::SumOfSquares { .. }
+        | Op::SumOfPartials { .. }
         | Op::GlobalNorm { .. }
         | Op::ClipScale { .. }
         | Op::AdamW { .. }

@@ -31,6 +31,10 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::float("x", x)?;
             Ok(vec![Output::activation("", Shape::scalar(), DType::F32), block_partials(x)])
         }
+        Op::SumOfPartials { partials } => {
+            rules::dtype("partials", partials, DType::F32)?;
+            Ok(vec![Output::activation("", Shape::scalar(), DType::F32)])
+        }
         Op::GlobalNorm { parts } => {
             if parts.is_empty() {
                 return Err("`parts` is empty: there is no gradient to take the norm of".into());

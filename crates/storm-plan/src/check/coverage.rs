@@ -1,7 +1,7 @@
 //! Checks that the values an instruction lists are the bytes it touches.
 
 use super::error::{Actor, CheckError};
-use super::structure::{aligned, check_copy, check_fetch, within};
+use super::structure::{aligned, check_collective, check_copy, check_fetch, within};
 use crate::plan::{Compute, InstructionId, Operand, Place, Plan, Work};
 use storm_graph::Graph;
 
@@ -50,6 +50,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), CheckError> {
             Work::Copy(copy) => check_copy(plan, id, copy)?,
             Work::Fetch(fetch) => check_fetch(plan, id, fetch)?,
             Work::ReadAhead(_) => {}
+            Work::Collective(collective) => check_collective(plan, id, collective)?,
             Work::Compute(compute) => {
                 let (graph, node) = (compute.graph.0 as usize, compute.node as usize);
                 let needs = needs[graph][node]

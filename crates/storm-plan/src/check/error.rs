@@ -179,6 +179,20 @@ pub enum CheckError {
         /// The instruction.
         whom: String,
     },
+    /// A plan with collectives, for one rank.
+    #[error("{whom} moves data between ranks, and the plan is for one rank")]
+    NoRanks {
+        /// The instruction.
+        whom: String,
+    },
+    /// A rank that does not exist, or ranks without a queue for collectives.
+    #[error("the plan is for rank {rank} of {ranks}, and its queues are not")]
+    RankPlace {
+        /// Which rank.
+        rank: u32,
+        /// Of how many.
+        ranks: u32,
+    },
     /// A wait that nothing ever fulfills.
     #[error("{waiter} waits for {awaited}, which is never issued before it")]
     WaitNeverRecorded {

@@ -173,7 +173,9 @@ fn areas(plan: &Plan) -> Result<Vec<Area<'_>>, CheckError> {
         }
         for &id in area.copies {
             let moves_it = match &plan.instruction(id).work {
-                Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => false,
+                Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) | Work::Collective(_) => {
+                    false
+                }
                 Work::Copy(copy) => {
                     let Place { tier, offset } = area.used.end(copy);
                     copy.values.iter().any(|operand| {

@@ -11,6 +11,8 @@
 //!   another in any order (step∘step);
 //! - every address is inside its tier, and the tiers are inside the budget.
 //!
+//! If several ranks share a step, [`verify_ranks`] then proves that their plans fit together.
+//!
 //! # Why a few repetitions stand for all
 //! A repeated segment is followed until memory looks the same after a repetition as after the
 //! previous one: the same values at the same bytes, with the same of them current. From then on every
@@ -32,10 +34,12 @@ mod error;
 mod heard;
 pub(crate) mod host;
 mod memory;
+mod ranks;
 mod structure;
 mod walk;
 
 pub use error::{Actor, CheckError, Found, Spot};
+pub use ranks::{RanksError, shared_digest, verify_ranks};
 
 use crate::plan::{Plan, Run};
 use crate::tier::PerTier;

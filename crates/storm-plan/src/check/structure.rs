@@ -2,8 +2,11 @@
 
 use super::error::{Actor, CheckError};
 use super::{coverage, host};
+use crate::collective::{Collective, CollectiveKind, Moved, RankPlace};
 use crate::pack::ALIGNMENT;
-use crate::plan::{Copy, Fetch, InstructionId, Lasting, Place, Plan, Segment, ValueId, Work};
+use crate::plan::{
+    Compute, Copy, Fetch, InstructionId, Lasting, Operand, Place, Plan, Segment, ValueId, Work,
+};
 use crate::tier::PerTier;
 use std::ops::Range;
 
@@ -16,6 +19,11 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
         if needed > 0 && !plan.links.reach(tier) {
             return Err(CheckError::NoLinkToTier { tier });
         }
+    }
+    if plan.rank.rank >= plan.rank.ranks
+        || plan.rank.is_shared() != plan.links.rank_queue().is_some()
+    {
+        return Err(CheckError::RankPlace { rank: plan.rank.rank, ranks: plan.rank.ranks });
     }
     references(plan)?;
     segments(plan)?;
@@ -62,7 +70,19 @@ fn references(plan: &Plan) -> Result<(), CheckError> {
                 }
             }
             Work::ReadAhead(_) => {}
+            Work::Collective(_) if plan.links.rank_queue().is_none() => {
+                return Err(CheckError::NoRanks { whom });
+            }
+            Work::Collective(collective) => {
+                let operands = collective.pieces.iter().flat_map(|piece| piece.operands());
+                for operand in operands {
+                    value(&whom, operand.value)?;
+                }
+            }
         }
+    }
+    for &own in &plan.own {
+        value("what the rank owns", own)?;
     }
     for run in &plan.step {
         known("the step", "segment", run.segment.0 as usize, plan.segments.len())?;
@@ -184,6 +204,83 @@ pub(super) fn check_copy(plan: &Plan, id: InstructionId, copy: &Copy) -> Result<
         return error("it carries no value".to_owned());
     }
     Ok(())
+}
+
+/// Every piece is sent and received as its owner implies, inside the tier, and nothing that is written is touched twice.
+pub(super) fn check_collective(
+    plan: &Plan,
+    id: InstructionId,
+    collective: &Collective,
+) -> Result<(), CheckError> {
+    let RankPlace { rank, ranks } = plan.rank;
+    let error = |problem: String| {
+        Err(CheckError::BadCoverage { instruction: Actor::instruction(plan, id), problem })
+    };
+    if collective.pieces.is_empty() {
+        return error("it moves nothing".to_owned());
+    }
+    let mut written: Vec<Range<usize>> = Vec::new();
+    let mut values: Vec<ValueId> = Vec::new();
+    for (number, Moved { owner, sent, received }) in collective.pieces.iter().enumerate() {
+        let senders: Vec<u32> = received.iter().map(|&(from, _)| from).collect();
+        let is_own = *owner == rank;
+        let fits = match collective.kind {
+            CollectiveKind::Exchange => {
+                let others = plan.rank.others().filter(|_| is_own);
+                sent.is_none() == is_own && senders.iter().copied().eq(others)
+            }
+            CollectiveKind::Gather => {
+                let receives = senders == [*owner] || (is_own && senders.is_empty());
+                sent.is_some() == is_own && receives
+            }
+        };
+        if *owner >= ranks || !fits {
+            return error(format!("rank {owner} of {ranks} cannot own piece {number}"));
+        }
+        let sizes = sent.iter().chain(received.iter().map(|(_, operand)| operand));
+        let mut sizes = sizes.map(|operand| plan.value(operand.value).size_bytes);
+        let first = sizes.next().unwrap_or(0);
+        if sizes.any(|size| size != first) {
+            return error(format!("piece {number} has several sizes"));
+        }
+        if let (Some(sent), [(from, received)]) = (sent, &received[..])
+            && *from == rank
+            && sent.value != received.value
+        {
+            return error(format!("piece {number} arrives as another value"));
+        }
+        for (_, operand) in received {
+            written.push(operand_bytes(plan, id, operand)?);
+            values.push(operand.value);
+        }
+    }
+    written.sort_by_key(|range| range.start);
+    if written.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        return error("it receives two things in one place".to_owned());
+    }
+    values.sort();
+    if values.windows(2).any(|pair| pair[0] == pair[1]) {
+        return error("it receives a value twice".to_owned());
+    }
+    for operand in collective.reads() {
+        let sent = operand_bytes(plan, id, operand)?;
+        let next = written.partition_point(|range| range.end <= sent.start);
+        if written.get(next).is_some_and(|range| range.start < sent.end) {
+            return error("it receives where it sends from".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn operand_bytes(
+    plan: &Plan,
+    id: InstructionId,
+    operand: &Operand,
+) -> Result<Range<usize>, CheckError> {
+    let size = plan.value(operand.value).size_bytes;
+    let place = Place { tier: Compute::TIER, offset: operand.offset };
+    within(plan, || Actor::instruction(plan, id).to_string(), place, size)?;
+    Ok(operand.offset..operand.offset + size)
 }
 
 /// The inputs of a fetch and the fetches of an input say the same. Each input is of one of the

@@ -8,8 +8,10 @@ use super::error::{Actor, CheckError, Spot};
 use super::heard::Heard;
 use super::host::HostWork;
 use super::memory::{Clock, Content, HOST, Memory, Part, Stamp, THREADS, join};
+use crate::collective::Collective;
 use crate::plan::{
-    Compute, Copy, Fetch, InstructionId, Place, Plan, ReadAhead, Run, SegmentId, ValueId, Work,
+    Compute, Copy, Fetch, InstructionId, Operand, Place, Plan, ReadAhead, Run, SegmentId, ValueId,
+    Work,
 };
 use crate::queue::PerQueue;
 use crate::tier::{PerTier, Tier};
@@ -228,6 +230,7 @@ impl<'a> Walk<'a> {
             Work::Copy(copy) => self.copy(copy, stamp, &clock)?,
             Work::Fetch(fetch) => self.fetch(fetch, stamp, &clock)?,
             Work::ReadAhead(read) => self.read_ahead(read, stamp, &clock)?,
+            Work::Collective(collective) => self.collective(collective, stamp, &clock)?,
         }
         self.known[thread] = clock;
         self.done[index] = Some(clock);
@@ -241,34 +244,74 @@ impl<'a> Walk<'a> {
         clock: &Clock,
     ) -> Result<(), CheckError> {
         for operand in &compute.reads {
-            let (value, start) = (operand.value, operand.offset);
-            let bytes = start..start + self.plan.value(value).size_bytes;
-            let version = self.versions[value.index()];
-            let mut wrong = None;
-            let read = self.memory[Compute::TIER].read(bytes, stamp, clock, |bytes, content| {
-                let wanted = Content { value, version, position: bytes.start - start };
-                if content != Some(wanted) {
-                    wrong.get_or_insert((bytes, wanted, content));
-                }
-            });
-            read.map_err(|c| self.read_conflict(stamp, Some(value), Compute::TIER, c))?;
-            if let Some((bytes, wanted, content)) = wrong {
-                return Err(self.wrong_content(stamp, Compute::TIER, bytes, wanted, content));
-            }
+            self.read_current(operand, stamp, clock)?;
         }
         for operand in &compute.writes {
-            let (value, start) = (operand.value, operand.offset);
-            let bytes = start..start + self.plan.value(value).size_bytes;
-            self.versions[value.index()] += 1;
-            let version = self.versions[value.index()];
-            let content = Content { value, version, position: 0 };
-            self.memory[Compute::TIER].write(bytes, stamp, clock, Some(content)).map_err(
-                |conflict| {
-                    self.write_conflict(self.actor(stamp), Some(value), Compute::TIER, conflict)
-                },
-            )?;
+            self.versions[operand.value.index()] += 1;
+            self.write_current(operand, stamp, clock)?;
         }
         Ok(())
+    }
+
+    /// Sends what is current. What comes from another rank is new; an own piece that is put elsewhere stays what it is.
+    fn collective(
+        &mut self,
+        collective: &Collective,
+        stamp: Stamp,
+        clock: &Clock,
+    ) -> Result<(), CheckError> {
+        for operand in collective.reads() {
+            self.read_current(operand, stamp, clock)?;
+        }
+        for (from, operand) in collective.writes() {
+            if *from != self.plan.rank.rank {
+                self.versions[operand.value.index()] += 1;
+            }
+            self.write_current(operand, stamp, clock)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the latest version of a value where kernels work.
+    fn read_current(
+        &mut self,
+        operand: &Operand,
+        stamp: Stamp,
+        clock: &Clock,
+    ) -> Result<(), CheckError> {
+        let (value, start) = (operand.value, operand.offset);
+        let bytes = start..start + self.plan.value(value).size_bytes;
+        let version = self.versions[value.index()];
+        let mut wrong = None;
+        let read = self.memory[Compute::TIER].read(bytes, stamp, clock, |bytes, content| {
+            let wanted = Content { value, version, position: bytes.start - start };
+            if content != Some(wanted) {
+                wrong.get_or_insert((bytes, wanted, content));
+            }
+        });
+        read.map_err(|c| self.read_conflict(stamp, Some(value), Compute::TIER, c))?;
+        match wrong {
+            None => Ok(()),
+            Some((bytes, wanted, content)) => {
+                Err(self.wrong_content(stamp, Compute::TIER, bytes, wanted, content))
+            }
+        }
+    }
+
+    /// Writes the latest version of a value where kernels work.
+    fn write_current(
+        &mut self,
+        operand: &Operand,
+        stamp: Stamp,
+        clock: &Clock,
+    ) -> Result<(), CheckError> {
+        let (value, start) = (operand.value, operand.offset);
+        let bytes = start..start + self.plan.value(value).size_bytes;
+        let version = self.versions[value.index()];
+        let content = Some(Content { value, version, position: 0 });
+        self.memory[Compute::TIER].write(bytes, stamp, clock, content).map_err(|conflict| {
+            self.write_conflict(self.actor(stamp), Some(value), Compute::TIER, conflict)
+        })
     }
 
     /// Every input gets the data of another micro-batch: a new version, which kernels must find.

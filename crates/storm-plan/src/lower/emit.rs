@@ -2,6 +2,7 @@
 
 use super::Lowering;
 use super::disk::DiskSlots;
+use super::flow::Exchanged;
 use super::layout::{GroupLayout, Layout};
 use super::residency::{Residency, Turns};
 use super::slab::{COPY_BYTES_MAX, CopyRun};
@@ -13,12 +14,12 @@ use crate::plan::{
 };
 use crate::queue::Link;
 use crate::tier::Tier;
-use crate::{Decisions, GroupDecisions, TensorKind};
+use crate::{Collective, CollectiveKind, Decisions, GroupDecisions, Moved, TensorKind};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use storm_graph::{Tensor, TensorId};
+use storm_graph::{DType, Tensor, TensorId};
 
 /// A tensor at an offset: one value or several consecutive ones.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +105,10 @@ pub(super) struct Emit<'a> {
     /// After how many kernels the weights and gradients of the block being updated may be fetched; none
     /// if they are on the device.
     pub(super) arriving: [Option<usize>; 2],
+    /// Gradients that are on their way between ranks.
+    pub(super) exchanged: Option<Exchanged>,
+    pub(super) square_graphs: BTreeMap<(DType, usize), GraphId>,
+    pub(super) partial_graphs: BTreeMap<usize, GraphId>,
     variants: Vec<(Arc<Variant>, GraphId)>,
     /// By graph and tensor.
     temporaries: Vec<Vec<Option<ValueId>>>,
@@ -121,6 +126,7 @@ impl<'a> Emit<'a> {
             bytes: layout.bytes(),
             update: decisions.update,
             regions: layout.regions().cloned().collect(),
+            rank: lowering.task.rank,
             ..Plan::default()
         };
         if layout.disk.size_bytes > 0 {
@@ -128,6 +134,9 @@ impl<'a> Emit<'a> {
         }
         if lowering.fetches() {
             plan.links = plan.links.and_data();
+        }
+        if lowering.shares_step() {
+            plan.links = plan.links.and_ranks();
         }
         let values = Values::new(&mut plan, lowering, decisions, &layout);
         plan.graphs.extend(lowering.norm.clone());
@@ -149,6 +158,9 @@ impl<'a> Emit<'a> {
             lane_graphs: BTreeMap::new(),
             norm_graph: GraphId(0),
             arriving: [None, None],
+            exchanged: None,
+            square_graphs: BTreeMap::new(),
+            partial_graphs: BTreeMap::new(),
             variants: Vec::new(),
             temporaries: Vec::new(),
             computes: Vec::new(),
@@ -300,6 +312,13 @@ impl<'a> Emit<'a> {
         self.value_of(self.norm_graph, id, tensor)
     }
 
+    /// The value of an output of the only node of a graph.
+    pub(super) fn graph_value(&mut self, graph: GraphId, output: usize) -> ValueId {
+        let made = Arc::clone(&self.plan.graphs[graph.0 as usize]);
+        let id = made.nodes()[0].outputs[output];
+        self.value_of(graph, id, made.tensor(id))
+    }
+
     /// The value of a tensor of a graph that is shared by all blocks.
     fn value_of(&mut self, graph: GraphId, id: TensorId, tensor: &Tensor) -> ValueId {
         let graph = graph.0 as usize;
@@ -423,6 +442,21 @@ impl<'a> Emit<'a> {
         values: Operands,
     ) {
         let work = Work::Copy(Copy { from, to, bytes, values, kind });
+        self.copies.push((after, Instruction { work, waits: Vec::new() }, Mark::None));
+    }
+
+    /// Sends and receives, right after the last kernel so far. All ranks come here in the same order.
+    pub(super) fn collective(
+        &mut self,
+        kind: CollectiveKind,
+        moves: TensorKind,
+        pieces: Vec<Moved>,
+    ) {
+        if pieces.is_empty() {
+            return;
+        }
+        let work = Work::Collective(Collective { kind, pieces, moves });
+        let after = self.position();
         self.copies.push((after, Instruction { work, waits: Vec::new() }, Mark::None));
     }
 

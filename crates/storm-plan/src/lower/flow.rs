@@ -49,6 +49,13 @@ impl Group {
     }
 }
 
+/// A block whose gradients were sent to their owners, and not yet added up.
+#[derive(Clone, Copy)]
+pub(super) struct Exchanged {
+    block: usize,
+    group: Group,
+}
+
 /// What a group runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
@@ -553,6 +560,7 @@ impl Emit<'_> {
                 self.block_backward(group, block, start);
             }
         }
+        self.settle_sums();
     }
 
     /// The number of a block in its series, for random streams.
@@ -623,10 +631,46 @@ impl Emit<'_> {
     /// Copies a block's gradients out if they cannot stay. At the end of a lane they are complete, and at the end of a step
     /// final.
     fn end_gradients(&mut self, group: Group, block: usize) {
-        if let Some(lane) = group.ends_lane {
-            self.fold_tied(block);
-            self.sum_lane(block, lane);
+        self.settle_sums();
+        let Some(lane) = group.ends_lane else { return self.leave_gradients(group, block) };
+        self.fold_tied(block);
+        match self.exchange_gradients(block) {
+            // The next block is computed meanwhile.
+            true => self.exchanged = Some(Exchanged { block, group }),
+            false => self.end_lane(group, block, lane),
         }
+    }
+
+    /// Adds up what was sent of a block's gradients.
+    pub(super) fn settle_sums(&mut self) {
+        if let Some(Exchanged { block, group }) = self.exchanged.take()
+            && let Some(lane) = group.ends_lane
+        {
+            self.end_lane(group, block, lane);
+        }
+    }
+
+    /// The same if a block is about to take the memory of those gradients.
+    pub(super) fn settle_sums_in(&mut self, class: Class, block: usize) {
+        let Some(Exchanged { block: waiting, .. }) = self.exchanged else { return };
+        let at = |class: Class, block: usize| {
+            let Block { stage, index } = self.lowering.blocks.get(block);
+            (class, stage, index)
+        };
+        let is_same = class == Class::Gradients && block == waiting;
+        let (one, other) = (at(class, block), at(Class::Gradients, waiting));
+        if !is_same && self.residency.meet(&self.layout, one, other) {
+            self.settle_sums();
+        }
+    }
+
+    /// The gradients of a block are those of a lane.
+    fn end_lane(&mut self, group: Group, block: usize, lane: Lane) {
+        self.sum_lane(block, lane);
+        self.leave_gradients(group, block);
+    }
+
+    fn leave_gradients(&mut self, group: Group, block: usize) {
         if group.is_last() {
             self.sum_squares(block);
         }
@@ -643,7 +687,8 @@ impl Emit<'_> {
         let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
             && !self.lowering.sets[stage].makes_parts();
         if !is_summed && self.gradients_leave(block, group.is_last()) {
-            self.write_back_gradients(block, Gradients::All);
+            let which = if group.is_last() { Gradients::Final } else { Gradients::All };
+            self.write_back_gradients(block, which);
         }
     }
 

@@ -1,7 +1,6 @@
 //! Lanes of a step: each accumulates gradients by itself, and their sum in f32, in order, is the gradient of the step.
 
 use super::emit::{Bound, Emit, Ends, copy_values};
-use super::residency::Class;
 use super::update::UpdateGroup;
 use crate::TensorKind;
 use crate::plan::GraphId;
@@ -61,10 +60,13 @@ impl Emit<'_> {
     /// Adds a block's gradients, which are those of a lane now, to the sum of lanes, piece by piece: the sum may be in host
     /// memory.
     pub(super) fn sum_lane(&mut self, block: usize, lane: Lane) {
+        let Block { stage, index } = self.lowering.blocks.get(block);
         if lane == Lane::Only {
+            if self.lowering.task.rank.is_shared() {
+                self.sum_only_lanes(block, stage);
+            }
             return;
         }
-        let Block { stage, index } = self.lowering.blocks.get(block);
         let sums = self.layout.sums[stage];
         let is_pinned = sums.streaming.is_pinned(index);
         for number in 0..self.layout.cut.updates[stage].len() {
@@ -111,26 +113,48 @@ impl Emit<'_> {
         lane: Lane,
         at: impl Fn(SumPlace) -> usize,
     ) {
-        let stage = self.lowering.blocks.get(block).stage;
         for (run, in_slot) in &group.sums {
             for &(t, piece, relative) in &run.pieces {
                 let place =
                     SumPlace { in_slab: run.offset + relative, in_slot: in_slot + relative };
-                let sum = Bound::one(at(place), self.values.sums[block][t].piece(piece));
-                let slab = &self.layout.cut.stages[stage].gradients;
-                let offset = self.place(Class::Gradients, block) + slab.piece_offset(t, piece);
-                let bytes = slab.entries[t].pieces[piece];
-                let added = Bound::one(offset, self.values.gradients[block][t].piece(piece));
-                let dtype = self.lowering.sets[stage].gradients[t].dtype;
-                let graph = self.lane_graph(dtype, bytes / dtype.size_bytes());
-                match lane.reads_sum() {
-                    false => self.compute(graph, BEGIN, 0, &[added], &[sum]),
-                    true => self.compute(graph, ADD, 0, &[sum, added], &[sum]),
-                }
-                if !lane.leaves_sum() {
-                    self.compute(graph, ROUND, 0, &[sum], &[added]);
-                }
+                self.add_piece(block, (t, piece), lane, at(place));
             }
+        }
+    }
+
+    /// The only lane of each rank: its sum need not last, so it is in the work area.
+    fn sum_only_lanes(&mut self, block: usize, stage: usize) {
+        for number in 0..self.layout.cut.updates[stage].len() {
+            for at in self.layout.cut.updates[stage][number].own.clone() {
+                self.add_piece(block, at, Lane::Only, self.layout.work);
+            }
+        }
+    }
+
+    /// Adds a piece of a gradient to the sum at `place`: that of this rank and those that others sent, in the order of the ranks,
+    /// which is that of their lanes.
+    fn add_piece(&mut self, block: usize, at: (usize, usize), lane: Lane, place: usize) {
+        let (t, piece) = at;
+        let stage = self.lowering.blocks.get(block).stage;
+        let sum = Bound::one(place, self.values.sums[block][t].piece(piece));
+        let own = self.gradient_piece(block, t, piece);
+        let bytes = self.layout.cut.stages[stage].gradients.entries[t].pieces[piece];
+        let dtype = self.lowering.sets[stage].gradients[t].dtype;
+        let graph = self.lane_graph(dtype, bytes / dtype.size_bytes());
+        let mut adds = lane.reads_sum();
+        for rank in 0..self.lowering.task.rank.ranks {
+            let added = match rank == self.lowering.task.rank.rank {
+                true => own,
+                false => self.received_piece(block, t, piece, rank),
+            };
+            match adds {
+                false => self.compute(graph, BEGIN, 0, &[added], &[sum]),
+                true => self.compute(graph, ADD, 0, &[sum, added], &[sum]),
+            }
+            adds = true;
+        }
+        if !lane.leaves_sum() {
+            self.compute(graph, ROUND, 0, &[sum], &[own]);
         }
     }
 

@@ -5,6 +5,7 @@ use super::Lowering;
 use super::frozen::is_frozen_on_disk;
 use super::homes::Homes;
 use super::norm::scratch_bytes;
+use super::shards::partials_bytes;
 use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};
@@ -13,7 +14,7 @@ use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
 use crate::{Decisions, GroupDecisions, Storage, TensorKind, UpdateTime};
 use std::sync::{Arc, PoisonError};
-use storm_graph::{Tensor, TensorClass, TensorId};
+use storm_graph::{DType, Tensor, TensorClass, TensorId};
 
 /// One tier, filled from the bottom.
 #[derive(Clone, Debug)]
@@ -112,6 +113,19 @@ pub(crate) struct Layout {
     pub(crate) groups: Vec<GroupLayout>,
     pub(crate) work: usize,
     pub(crate) work_bytes: usize,
+    /// What other ranks send of the gradients of a block.
+    pub(super) received: usize,
+    /// Partial sums of squares, by block and trainable parameter; empty if one rank makes the step.
+    pub(super) squares: Vec<Vec<SquarePlaces>>,
+}
+
+/// Where the partial sums of squares of a gradient are.
+#[derive(Clone, Debug)]
+pub(super) struct SquarePlaces {
+    /// Of all pieces, one after another.
+    pub(super) whole: usize,
+    /// Of each piece, as its owner makes them.
+    pub(super) pieces: Vec<usize>,
 }
 
 /// What a group of micro-batches makes and takes.
@@ -313,6 +327,9 @@ impl Layout {
         let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
         let state_ring = Ring::take(&mut device, kind, "optimizer state in transit", slot, slots);
 
+        let received =
+            device.take(TensorKind::Gradients, "gradients of other ranks", cut.received_bytes);
+        let squares = place_squares(lowering, decisions, &cut, &mut device);
         let work_bytes = work_bytes(lowering, decisions);
         let work = device.take(TensorKind::WorkArea, "work area", work_bytes);
         let mut groups = Vec::new();
@@ -348,6 +365,8 @@ impl Layout {
             groups,
             work,
             work_bytes,
+            received,
+            squares,
         }
     }
 
@@ -529,6 +548,37 @@ fn place_parameters(
         device.take(TensorKind::Weights, "shared rings of weights and gradients", end);
     }
     places
+}
+
+/// The partial sums of squares of the gradients of all blocks.
+fn place_squares(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    device: &mut Arena,
+) -> Vec<Vec<SquarePlaces>> {
+    if !lowering.task.rank.is_shared() {
+        return Vec::new();
+    }
+    let (kind, name) = (TensorKind::Inputs, "inputs and scalars");
+    let mut blocks = Vec::new();
+    for block in 0..lowering.blocks.count() {
+        let stage = lowering.blocks.get(block).stage;
+        let set = &lowering.sets[stage];
+        let mut places = Vec::new();
+        for (t, parameter) in set.trainable().enumerate() {
+            let elements = set.parameters[parameter].tensor.shape.elements();
+            let whole = device.take(kind, name, partials_bytes(elements));
+            let pieces = (0..cut.stages[stage].gradients.entries[t].pieces.len()).map(|piece| {
+                let first = piece * decisions.piece_elements;
+                let size = decisions.piece_elements.min(elements - first);
+                device.take(kind, name, partials_bytes(size))
+            });
+            places.push(SquarePlaces { whole, pieces: pieces.collect() });
+        }
+        blocks.push(places);
+    }
+    blocks
 }
 
 /// How many kinds of a block's state are on disk.
@@ -750,6 +800,10 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
         }
     }
     let Some(training) = &lowering.task.training else { return bytes };
+    if lowering.task.rank.is_shared() {
+        // The sum of a piece that does not last until another lane, and the sum of squares of a piece.
+        bytes = bytes.max(decisions.piece_elements * DType::F32.size_bytes());
+    }
     let nodes = 0..training.norm.nodes().len();
     nodes.map(|node| scratch_bytes(&training.norm, node)).fold(bytes, usize::max)
 }

@@ -8,6 +8,7 @@ mod bind;
 mod blocks;
 mod disk;
 mod emit;
+mod exchange;
 mod flow;
 mod frozen;
 mod homes;
@@ -17,6 +18,7 @@ mod norm;
 mod parameters;
 mod persistent;
 mod residency;
+mod shards;
 mod shared;
 mod sketch;
 mod slab;
@@ -39,7 +41,9 @@ use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, Tensor, TensorId, recompute};
+use storm_graph::{
+    Block, Graph, Op, PIECE_ALIGNMENT, Phase, SUM_BLOCK, Section, Tensor, TensorId, recompute,
+};
 use variant::Variant;
 
 /// A block in the first micro-batch of a step, and in the others.
@@ -153,6 +157,11 @@ impl<'a> Lowering<'a> {
         let mut plan = flow::emit(self, decisions, besides);
         waits::add_waits(&mut plan);
         Ok(plan)
+    }
+
+    /// Whether other ranks take part in the steps.
+    pub(crate) fn shares_step(&self) -> bool {
+        self.task.training.is_some() && self.task.rank.is_shared()
     }
 
     /// Whether steps fetch data.
@@ -386,6 +395,7 @@ impl<'a> Lowering<'a> {
             |set: &Set| -> usize { set.parameters.iter().map(|p| p.tensor.shape.elements()).sum() };
         let largest = stages.max_by_key(|(stage, set)| stage.repeat * elements(set));
         let elements = largest.map_or(0, |(_, set)| elements(set));
+        let elements = elements / self.task.rank.ranks as usize;
         (elements / 8).next_power_of_two().clamp(PIECE_ELEMENTS_MIN, crate::PIECE_ELEMENTS)
     }
 
@@ -504,6 +514,16 @@ impl<'a> Lowering<'a> {
         if !pieces.is_multiple_of(PIECE_ALIGNMENT) || pieces == 0 {
             return refuse(format!("pieces must be a multiple of {PIECE_ALIGNMENT} elements"));
         }
+        if self.shares_step() {
+            if !pieces.is_multiple_of(SUM_BLOCK) {
+                return refuse(format!(
+                    "pieces that ranks own must be a multiple of {SUM_BLOCK} elements, so that sums of squares do not depend on the ranks"
+                ));
+            }
+            if self.has_state_on_disk(decisions) {
+                return refuse("ranks that share a step keep no state on disk".to_owned());
+            }
+        }
         Ok(())
     }
 
@@ -589,6 +609,10 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
     if task.lanes == 0 || !task.micro_batches.is_multiple_of(task.lanes) {
         let (count, lanes) = (task.micro_batches, task.lanes);
         return refuse(format!("{count} micro-batches cannot be divided into {lanes} lanes"));
+    }
+    let rank = task.rank;
+    if rank.rank >= rank.ranks {
+        return refuse(format!("there is no rank {} of {}", rank.rank, rank.ranks));
     }
     let stages = task.forward.stages();
     let exports = |stage: usize| !task.forward.section(stage).exports.is_empty();

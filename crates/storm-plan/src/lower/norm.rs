@@ -93,6 +93,9 @@ impl Emit<'_> {
     /// Sums of squares of a block's gradients, which are final. Each has scratch of its own while there is room, so that a
     /// device may run several at once.
     pub(super) fn sum_squares(&mut self, block: usize) {
+        if self.lowering.task.rank.is_shared() {
+            return self.sum_own_squares(block);
+        }
         let program = self.lowering.task.program();
         let mut taken = 0;
         let which = self.lowering.blocks.get(block);
@@ -132,6 +135,9 @@ impl Emit<'_> {
     pub(super) fn finish_norm(&mut self) {
         let lowering = self.lowering;
         let graph = &lowering.training().norm;
+        if lowering.task.rank.is_shared() {
+            self.gather_squares();
+        }
         for (index, node) in graph.nodes().iter().enumerate() {
             if matches!(node.op, Op::SumOfSquares { .. }) {
                 continue;

@@ -1,5 +1,6 @@
 //! The parameters of each stage as plans see them.
 
+use super::shards::Shards;
 use super::slab::Slab;
 use crate::{PlanError, Task, UpdateRule, UpdateTime};
 use storm_graph::{DType, Graph, MomentFormat, Op, Shape, Tensor, TensorClass, TensorId, Training};
@@ -53,10 +54,10 @@ pub(crate) struct SetSlabs {
     pub(crate) weights: Slab,
     /// One entry per gradient.
     pub(crate) gradients: Slab,
-    /// Sums of lanes in f32, one entry per trainable parameter; empty if a step has one lane.
+    /// Sums of lanes in f32, one entry per trainable parameter, of the pieces that the rank owns; empty if a step has one lane.
     pub(crate) sums: Slab,
     /// One slab per kind of state would scatter them: kinds one after another, in each one entry per
-    /// trainable parameter.
+    /// trainable parameter, of the pieces that the rank owns.
     pub(crate) states: Slab,
 }
 
@@ -155,7 +156,14 @@ impl Set {
         kinds
     }
 
-    pub(crate) fn slabs(&self, piece_elements: usize, lanes: usize) -> SetSlabs {
+    /// Slabs of a stage's blocks on a rank. Sums of lanes last from one lane to the next, so a rank with one lane keeps none.
+    pub(super) fn slabs(
+        &self,
+        stage: usize,
+        piece_elements: usize,
+        lanes: usize,
+        shards: &Shards,
+    ) -> SetSlabs {
         let mut slabs = SetSlabs::default();
         let push = |slab: &mut Slab, shape: &Shape, dtype: DType| {
             let size = dtype.size_bytes();
@@ -167,11 +175,20 @@ impl Set {
         for gradient in &self.gradients {
             push(&mut slabs.gradients, &gradient.shape, gradient.dtype);
         }
-        for gradient in self.gradients.iter().take(self.trainable().count()).filter(|_| lanes > 1) {
-            push(&mut slabs.sums, &gradient.shape, DType::F32);
+        let sums = lanes > 1 || shards.place.is_shared();
+        for (t, gradient) in
+            self.gradients.iter().take(self.trainable().count()).enumerate().filter(|_| sums)
+        {
+            let size = DType::F32.size_bytes();
+            let is_own = |piece| shards.is_own(stage, t, piece);
+            let bytes = gradient.shape.elements() * size;
+            slabs.sums.push_some(bytes, piece_elements * size, is_own);
+        }
+        if lanes == 1 {
+            slabs.sums.size_bytes = 0;
         }
         for kind in self.kinds() {
-            for index in self.trainable() {
+            for (t, index) in self.trainable().enumerate() {
                 let parameter = &self.parameters[index];
                 // A parameter without this kind of state keeps an empty entry: positions stay simple.
                 let elements = parameter.tensor.shape.elements();
@@ -179,7 +196,8 @@ impl Set {
                     Some(state) => state.format.size_bytes(elements),
                     None => 0,
                 };
-                slabs.states.push(bytes(elements), bytes(piece_elements).max(1));
+                let is_own = |piece| shards.is_own(stage, t, piece);
+                slabs.states.push_some(bytes(elements), bytes(piece_elements).max(1), is_own);
             }
         }
         slabs

@@ -4,10 +4,11 @@ use super::emit::{Emit, Pieces};
 use super::norm::norm_names;
 use super::parameters::State;
 use super::residency::Class;
+use super::slab::Slab;
 use crate::decisions::UpdateTime;
-use crate::plan::{Lasting, Place};
+use crate::plan::{Lasting, Place, Shard, Sharded};
 use crate::tier::Tier;
-use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
+use storm_graph::{Block, DType, MomentFormat, Shape, Tensor, TensorClass};
 
 fn on_device(offset: usize) -> Place {
     Place { tier: Tier::DEVICE, offset }
@@ -22,16 +23,17 @@ fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> L
     let places =
         starts.iter().map(|place| Place { offset: place.offset + offset, ..*place }).collect();
     let pieces = (0..pieces.count as usize).map(|index| pieces.piece(index)).collect();
-    Lasting { tensor, pieces, places, parts: Vec::new() }
+    Lasting { tensor, pieces, places, parts: Vec::new(), shard: None }
 }
 
 impl Emit<'_> {
     /// Declares the plan's persistent tensors. Called when the last group is emitted.
     pub(super) fn declare_lasting(&mut self) {
-        let mut all = Vec::new();
+        let (mut all, mut sharded) = (Vec::new(), Vec::new());
         for block in 0..self.lowering.blocks.count() {
-            self.declare_block(block, &mut all);
+            self.declare_block(block, &mut all, &mut sharded);
         }
+        self.plan.sharded = sharded;
         if self.decisions.update == UpdateTime::NextStep && self.lowering.task.training.is_some() {
             let (_, clip) = norm_names(&self.lowering.training().norm);
             let bound = self.scalar(&clip);
@@ -45,12 +47,13 @@ impl Emit<'_> {
                 pieces: vec![bound.first],
                 places: vec![on_device(bound.offset)],
                 parts: Vec::new(),
+                shard: None,
             });
         }
         self.plan.lasting = all;
     }
 
-    fn declare_block(&self, number: usize, all: &mut Vec<Lasting>) {
+    fn declare_block(&self, number: usize, all: &mut Vec<Lasting>, sharded: &mut Vec<Sharded>) {
         let block = self.lowering.blocks.get(number);
         let Block { stage, index } = block;
         let program = self.lowering.task.program();
@@ -82,6 +85,7 @@ impl Emit<'_> {
                 pieces: vec![self.values.changing[number][position]],
                 places: vec![on_device(self.layout.changing[number][position])],
                 parts: Vec::new(),
+                shard: None,
             });
         }
 
@@ -107,8 +111,10 @@ impl Emit<'_> {
                     dtype: set.gradients[t].dtype,
                     class: TensorClass::Gradient,
                 };
-                let offset = slabs.gradients.entries[t].offset;
-                all.push(lasting(tensor, self.values.gradients[number][t], &gradients, offset));
+                let whole = Whole { tensor, pieces: self.values.gradients[number][t], shape };
+                let slab = (&slabs.gradients, t);
+                let size = |elements: usize| elements * set.gradients[t].dtype.size_bytes();
+                self.declare((stage, t), whole, &gradients, slab, size, (all, sharded));
             }
             for (kind, name) in set.kinds().iter().enumerate() {
                 let Some(State { format, .. }) = parameter.state_of(name) else { continue };
@@ -119,6 +125,18 @@ impl Emit<'_> {
                     class: TensorClass::OptimizerState,
                 };
                 let entry = kind * trainable.len() + t;
+                if self.lowering.task.rank.is_shared() {
+                    // Never on disk, so all kinds of a block are in one place.
+                    let start = match is_pinned {
+                        true => on_device(states.device(index)),
+                        false => on_host(self.state_home(number).host),
+                    };
+                    let whole = Whole { tensor, pieces: self.values.states[number][entry], shape };
+                    let slab = (&slabs.states, entry);
+                    let size = |elements: usize| format.size_bytes(elements);
+                    self.declare((stage, t), whole, &[start], slab, size, (all, sharded));
+                    continue;
+                }
                 let offset = slabs.states.entries[entry].offset;
                 let home = self.state_home(number).host;
                 let place = match is_pinned {
@@ -133,4 +151,55 @@ impl Emit<'_> {
             }
         }
     }
+
+    /// Declares a tensor of a block that lies in a slab at each of these places. If ranks share it, each piece that this one
+    /// owns is a tensor of its own.
+    fn declare(
+        &self,
+        (stage, t): (usize, usize),
+        whole: Whole<'_>,
+        starts: &[Place],
+        (slab, entry): (&Slab, usize),
+        size: impl Fn(usize) -> usize,
+        (all, sharded): (&mut Vec<Lasting>, &mut Vec<Sharded>),
+    ) {
+        let Whole { tensor, pieces, shape } = whole;
+        let shards = &self.layout.cut.shards;
+        if !shards.place.is_shared() {
+            all.push(lasting(tensor, pieces, starts, slab.entries[entry].offset));
+            return;
+        }
+        let mut parts = Vec::new();
+        for piece in 0..pieces.count as usize {
+            let first = piece * self.decisions.piece_elements;
+            let count = self.decisions.piece_elements.min(shape.elements() - first);
+            parts.push((shards.owner(stage, t, piece), size(first + count) - size(first)));
+            if !shards.is_own(stage, t, piece) {
+                continue;
+            }
+            let piece_shape = match tensor.class {
+                TensorClass::OptimizerState => {
+                    MomentFormat::of(tensor.dtype).shape(&Shape::from([count]))
+                }
+                _ => Shape::from([count]),
+            };
+            let part = Tensor {
+                name: format!("{}[{first}..{}]", tensor.name, first + count),
+                shape: piece_shape,
+                ..tensor.clone()
+            };
+            let value = Pieces { first: pieces.piece(piece), count: 1 };
+            let shard = Shard { tensor: tensor.name.clone(), first_byte: size(first) };
+            let offset = slab.piece_offset(entry, piece);
+            all.push(Lasting { shard: Some(shard), ..lasting(part, value, starts, offset) });
+        }
+        sharded.push(Sharded { tensor, parts });
+    }
+}
+
+/// A tensor with its pieces, and the shape of its parameter.
+struct Whole<'a> {
+    tensor: Tensor,
+    pieces: Pieces,
+    shape: &'a Shape,
 }

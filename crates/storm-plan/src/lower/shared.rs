@@ -4,7 +4,8 @@ use super::Lowering;
 use super::blocks::Blocks;
 use super::frozen::FrozenHomes;
 use super::homes::Homes;
-use super::parameters::SetSlabs;
+use super::parameters::{Set, SetSlabs};
+use super::shards::{Received, Shards};
 use super::update::{UpdateGroup, groups};
 use crate::Task;
 use crate::pack::aligned;
@@ -69,6 +70,11 @@ pub(super) struct Cut {
     /// The capacity of a slot of the state ring: the state of a group, its sums of lanes, or a piece of a
     /// gradient that is added to another.
     pub(super) state_slot_bytes: usize,
+    pub(super) shards: Shards,
+    /// What a rank receives of the gradients of a block, by stage.
+    pub(super) received: Vec<Received>,
+    /// The most that any rank receives of a block.
+    pub(super) received_bytes: usize,
 }
 
 impl Shared {
@@ -124,14 +130,30 @@ impl Lowering<'_> {
             return cut.clone();
         }
         drop(known);
+        let shards = Shards::new(self.task, &self.sets, piece_elements);
         let mut stages = Vec::new();
+        let (mut received, mut received_bytes) = (Vec::new(), 0);
         let (mut updates, mut homes, mut frozen) = (Vec::new(), Vec::new(), Vec::new());
         let mut state_slot_bytes = 0;
         for (stage, set) in self.sets.iter().enumerate() {
-            let slabs = set.slabs(piece_elements, self.task.lanes);
-            let groups = groups(set, &slabs, piece_elements);
+            let OfStage { mut slabs, groups, received: own } =
+                self.cut_stage(stage, set, piece_elements, &shards);
             let slot_bytes = |group: &UpdateGroup| group.slot_bytes.max(group.sums_bytes);
-            let state = groups.iter().map(slot_bytes).max().unwrap_or(0);
+            let mut state = groups.iter().map(slot_bytes).max().unwrap_or(0);
+            received_bytes = received_bytes.max(own.size_bytes);
+            // What fits on one rank fits on all: each takes as much memory as the one with the largest shard.
+            for other in shards.place.others() {
+                let others = self.cut_stage(stage, set, piece_elements, &shards.of_rank(other));
+                for (own, other) in [
+                    (&mut slabs.states, &others.slabs.states),
+                    (&mut slabs.sums, &others.slabs.sums),
+                ] {
+                    own.size_bytes = own.size_bytes.max(other.size_bytes);
+                }
+                state = others.groups.iter().map(slot_bytes).fold(state, usize::max);
+                received_bytes = received_bytes.max(others.received.size_bytes);
+            }
+            received.push(own);
             let foreign = set.gradients.iter().zip(&slabs.gradients.entries);
             let foreign = foreign.filter(|(gradient, _)| gradient.owner != stage);
             let partial = foreign.map(|(_, entry)| entry.pieces[0]).max().unwrap_or(0);
@@ -142,8 +164,40 @@ impl Lowering<'_> {
             stages.push(slabs);
             updates.push(groups);
         }
-        let cut = Arc::new(Cut { stages, updates, homes, frozen, state_slot_bytes });
+        let cut = Arc::new(Cut {
+            stages,
+            updates,
+            homes,
+            frozen,
+            state_slot_bytes,
+            shards,
+            received,
+            received_bytes,
+        });
         let mut known = self.cuts.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(piece_elements).or_insert(cut).clone()
     }
+
+    /// A stage as one rank has it.
+    fn cut_stage(
+        &self,
+        stage: usize,
+        set: &Set,
+        piece_elements: usize,
+        shards: &Shards,
+    ) -> OfStage {
+        let slabs = set.slabs(stage, piece_elements, self.task.lanes, shards);
+        let groups = groups(stage, set, &slabs, piece_elements, shards);
+        let own = slabs.gradients.entries.iter().take(set.trainable().count());
+        let sizes: Vec<&[usize]> = own.map(|entry| &entry.pieces[..]).collect();
+        let received = Received::new(shards, stage, &sizes);
+        OfStage { slabs, groups, received }
+    }
+}
+
+/// The parameters of a stage in pieces, and what a rank does with its own.
+struct OfStage {
+    slabs: SetSlabs,
+    groups: Vec<UpdateGroup>,
+    received: Received,
 }

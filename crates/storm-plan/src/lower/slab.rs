@@ -39,6 +39,26 @@ impl Slab {
         if size_bytes > whole * piece_bytes || size_bytes == 0 {
             pieces.push(size_bytes - whole * piece_bytes);
         }
+        self.push_pieces(pieces);
+    }
+
+    /// Adds some pieces of a tensor: the others are empty.
+    pub(crate) fn push_some(
+        &mut self,
+        size_bytes: usize,
+        piece_bytes: usize,
+        is_there: impl Fn(usize) -> bool,
+    ) {
+        self.push(size_bytes, piece_bytes);
+        let mut pieces = self.entries.pop().expect("just pushed").pieces;
+        self.size_bytes -= aligned(size_bytes);
+        let others = pieces.iter_mut().enumerate().filter(|&(piece, _)| !is_there(piece));
+        others.for_each(|(_, bytes)| *bytes = 0);
+        self.push_pieces(pieces);
+    }
+
+    fn push_pieces(&mut self, pieces: Vec<usize>) {
+        let size_bytes = pieces.iter().sum();
         self.entries.push(Entry { offset: self.size_bytes, size_bytes, pieces });
         self.size_bytes += aligned(size_bytes);
     }

@@ -12,9 +12,11 @@ pub(super) fn all_runs(slab: &Slab) -> Vec<CopyRun> {
 /// Which of a block's gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gradients {
-    /// Those of its own parameters: all that are persistent.
+    /// Those of its own parameters that the rank owns: all that are persistent.
     Own,
-    /// Also its parts of the gradients of tied parameters.
+    /// Those, and its parts of the gradients of tied parameters: all that are needed after the last lane.
+    Final,
+    /// All.
     All,
 }
 
@@ -78,6 +80,7 @@ impl Emit<'_> {
     /// are already there.
     pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
         let Block { stage, index } = self.lowering.blocks.get(block);
+        self.settle_sums_in(class, block);
         self.residency.enter(&self.layout, class, stage, index)
     }
 
@@ -200,11 +203,17 @@ impl Emit<'_> {
     fn gradient_runs(&self, block: usize, which: Gradients) -> Vec<CopyRun> {
         let stage = self.lowering.blocks.get(block).stage;
         let set = &self.lowering.sets[stage];
+        let (slab, shards) = (self.slab(Class::Gradients, stage), &self.layout.cut.shards);
+        let trainable = set.trainable().count();
         let entries = match which {
-            Gradients::All => set.gradients.len(),
-            Gradients::Own => set.trainable().count(),
+            Gradients::All | Gradients::Final => set.gradients.len(),
+            Gradients::Own => trainable,
         };
-        self.slab(Class::Gradients, stage).runs(0..entries)
+        let pieces = |t: usize| (0..slab.entries[t].pieces.len()).map(move |piece| (t, piece));
+        let is_wanted = |&(t, piece): &(usize, usize)| {
+            which == Gradients::All || t >= trainable || shards.is_own(stage, t, piece)
+        };
+        slab.runs_of((0..entries).flat_map(pieces).filter(is_wanted))
     }
 
     /// Copies pieces of a block's weights out, unless they stay on the device.

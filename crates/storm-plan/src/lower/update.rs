@@ -5,6 +5,7 @@ use super::emit::{Bound, Emit, Ends, copy_values};
 use super::homes::Home;
 use super::parameters::{Set, SetSlabs};
 use super::residency::Class;
+use super::shards::Shards;
 use super::slab::CopyRun;
 use crate::TensorKind;
 use crate::pack::aligned;
@@ -25,9 +26,11 @@ pub(super) struct Update {
 pub(super) struct UpdateGroup {
     /// Position among the trainable parameters of the set, and the piece.
     pub(super) pieces: Vec<(usize, usize)>,
+    /// Those that this rank owns, and updates.
+    pub(super) own: Vec<(usize, usize)>,
     pub(super) runs: Vec<StateRun>,
     pub(super) slot_bytes: usize,
-    /// Copies of the sums of lanes, with their places in a slot of the ring on the device; none if a step has one lane.
+    /// Copies of the sums of lanes, with their places in a slot of the ring on the device; none if the rank has one lane.
     pub(super) sums: Vec<(CopyRun, usize)>,
     pub(super) sums_bytes: usize,
 }
@@ -72,8 +75,15 @@ impl<T> Pace<T> {
     }
 }
 
-/// Cuts the trainable parameters of a set into groups of about one piece's elements.
-pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<UpdateGroup> {
+/// Cuts the trainable parameters of a set into groups of about one piece's elements for each rank. All ranks have the same groups.
+pub(super) fn groups(
+    stage: usize,
+    set: &Set,
+    slabs: &SetSlabs,
+    piece_elements: usize,
+    shards: &Shards,
+) -> Vec<UpdateGroup> {
+    let group_elements = piece_elements.saturating_mul(shards.place.ranks as usize);
     let trainable: Vec<usize> = set.trainable().collect();
     let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
     let mut elements_in_last = usize::MAX;
@@ -81,7 +91,7 @@ pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<
         let elements = set.parameters[parameter].tensor.shape.elements();
         for piece in 0..slabs.gradients.entries[t].pieces.len() {
             let size = piece_elements.min(elements - piece * piece_elements);
-            if elements_in_last.saturating_add(size) > piece_elements {
+            if elements_in_last.saturating_add(size) > group_elements {
                 groups.push(Vec::new());
                 elements_in_last = 0;
             }
@@ -105,14 +115,16 @@ pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<
                 }
             }
             let (mut sums, mut sums_bytes) = (Vec::new(), 0);
-            if !slabs.sums.entries.is_empty() {
+            if slabs.sums.size_bytes > 0 {
                 for run in slabs.sums.runs_of(pieces.iter().copied()) {
                     let place = sums_bytes;
                     sums_bytes += aligned(run.size_bytes);
                     sums.push((run, place));
                 }
             }
-            UpdateGroup { pieces, runs, slot_bytes, sums, sums_bytes }
+            let is_own = |&&(t, piece): &&(usize, usize)| shards.is_own(stage, t, piece);
+            let own = pieces.iter().filter(is_own).copied().collect();
+            UpdateGroup { pieces, own, runs, slot_bytes, sums, sums_bytes }
         })
         .collect()
 }
@@ -126,7 +138,7 @@ impl Emit<'_> {
     }
 
     /// Updates some pieces: state comes in unless it lives on the device, and goes back out; so does
-    /// the parameter.
+    /// the parameter. What other ranks own comes from them.
     pub(super) fn update(&mut self, Update { block, group: number }: Update) {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let states = self.layout.states[stage];
@@ -134,7 +146,7 @@ impl Emit<'_> {
         let group = self.layout.cut.updates[stage][number].clone();
         // No earlier than its state: parts that are due later must not hold up those that are due first.
         let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
-        self.fetch_for_update(block, &group.pieces, number, after);
+        self.fetch_for_update(block, &group.own, number, after);
         let homes = self.state_homes(block, number);
         let staged = homes.iter().any(|home| matches!(home, Home::Disk { .. }));
         let staged = staged.then(|| self.stage_state(block, number));
@@ -160,9 +172,10 @@ impl Emit<'_> {
                 }
             }
         }
-        for &(t, piece) in &group.pieces {
+        for &(t, piece) in &group.own {
             self.update_piece(block, t, piece, &state_places);
         }
+        self.gather_weights(block, &group.pieces);
         if let Some((slot, start)) = slot {
             for (run, &home) in group.runs.iter().zip(&homes) {
                 let ends = self.state_ends(block, home, staged, start + run.place);

@@ -3,8 +3,10 @@
 use super::Lowering;
 use super::emit::Pieces;
 use super::layout::{ActivationSlab, Layout};
+use super::shards::partials_bytes;
 use super::slab::Slab;
 use crate::Decisions;
+use crate::collective::received_name;
 use crate::plan::{Plan, Value, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +23,11 @@ pub(super) struct Values {
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) sums: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
+    /// What other ranks send of the own pieces of gradients, by block, trainable parameter, piece and number of the rank among
+    /// the others; none of pieces of others.
+    pub(super) received: Vec<Vec<Vec<Option<Pieces>>>>,
+    /// Partial sums of squares, by block and trainable parameter; empty if one rank makes the step.
+    pub(super) squares: Vec<Vec<Pieces>>,
     /// By block and index among what it changes in place.
     pub(super) changing: Vec<Vec<ValueId>>,
     /// By decided group.
@@ -93,6 +100,8 @@ impl Values {
             gradients: Vec::new(),
             sums: Vec::new(),
             states: Vec::new(),
+            received: Vec::new(),
+            squares: Vec::new(),
             changing: Vec::new(),
             saved: Vec::new(),
             seams: Vec::new(),
@@ -102,6 +111,12 @@ impl Values {
         };
         for block in 0..lowering.blocks.count() {
             values.push_parameters(plan, lowering, layout, block);
+        }
+        if lowering.task.rank.is_shared() {
+            for block in 0..lowering.blocks.count() {
+                values.push_of_ranks(plan, lowering, decisions, layout, block);
+            }
+            values.name_own(plan);
         }
         for block in 0..lowering.blocks.count() {
             values.push_seams(plan, lowering, block, group);
@@ -185,6 +200,62 @@ impl Values {
         self.gradients.push(gradients);
         self.sums.push(sums);
         self.states.push(states);
+    }
+
+    /// What a block has because others share the step.
+    fn push_of_ranks(
+        &mut self,
+        plan: &mut Plan,
+        lowering: &Lowering<'_>,
+        decisions: &Decisions,
+        layout: &Layout,
+        number: usize,
+    ) {
+        let block = lowering.blocks.get(number);
+        let set = &lowering.sets[block.stage];
+        let (slabs, shards) = (&layout.cut.stages[block.stage], &layout.cut.shards);
+        let (mut received, mut squares) = (Vec::new(), Vec::new());
+        for (t, parameter) in set.trainable().enumerate() {
+            let pieces = &slabs.gradients.entries[t].pieces;
+            let mut of_gradient = Vec::new();
+            for (piece, &bytes) in pieces.iter().enumerate() {
+                let is_own = shards.is_own(block.stage, t, piece);
+                let gradient = self.gradients[number][t].piece(piece);
+                let name = plan.value(gradient).name.clone();
+                of_gradient.push(is_own.then(|| {
+                    let first = ValueId(plan.values.len() as u32);
+                    for from in shards.place.others() {
+                        let name = received_name(&name, from);
+                        push_value(plan, name, bytes, TensorClass::Gradient);
+                    }
+                    Pieces { first, count: shards.place.ranks - 1 }
+                }));
+            }
+            received.push(of_gradient);
+            let elements = set.parameters[parameter].tensor.shape.elements();
+            let size = |piece: usize| {
+                let first = piece * decisions.piece_elements;
+                partials_bytes(decisions.piece_elements.min(elements - first))
+            };
+            let sizes: Vec<usize> = (0..pieces.len()).map(size).collect();
+            let name = lowering.task.program().gradient_name(block, &set.gradients[t].name);
+            let name = format!("{name}.squares");
+            squares.push(push_pieces(plan, &name, &sizes, TensorClass::Activation));
+        }
+        self.received.push(received);
+        self.squares.push(squares);
+    }
+
+    /// Lists what no other rank has.
+    fn name_own(&self, plan: &mut Plan) {
+        let kept = self.sums.iter().chain(&self.states).flatten().copied();
+        let received = self.received.iter().flatten().flatten().flatten().copied();
+        let all = kept.chain(received);
+        let mut own: Vec<ValueId> = all
+            .flat_map(|pieces| (0..pieces.count as usize).map(move |at| pieces.piece(at)))
+            .collect();
+        own.sort_unstable();
+        plan.own = own;
     }
 
     fn push_seams(

@@ -160,6 +160,15 @@ impl<'a> Walk<'a> {
                     needed[fetching] = position;
                 }
             }
+            Work::Collective(collective) => {
+                let reads = collective.reads().map(|operand| (operand, false));
+                let writes = collective.writes().map(|(_, operand)| (operand, true));
+                for (operand, writes) in reads.chain(writes) {
+                    let range = bytes_of(self.plan, operand);
+                    let tier = &mut self.tiers[Compute::TIER];
+                    tier.touch(range, queue, position, writes, &mut needed);
+                }
+            }
         }
         // Waiting for one queue may imply progress of another: take the queues in turn, and add only
         // waits that are not implied.
@@ -209,6 +218,12 @@ fn cuts(plan: &Plan, shared: &[Range<usize>]) -> PerTier<Vec<usize>> {
                 }
             }
             Work::ReadAhead(_) => {}
+            Work::Collective(collective) => {
+                for operand in collective.pieces.iter().flat_map(|piece| piece.operands()) {
+                    let range = bytes_of(plan, operand);
+                    cuts[Compute::TIER].extend([range.start, range.end]);
+                }
+            }
         }
     }
     cuts
@@ -224,16 +239,22 @@ fn slot(plan: &Plan, input: &Input) -> (Tier, Range<usize>) {
     (input.place.tier, start..start + plan.value(input.value).size_bytes)
 }
 
-/// Merged and sorted.
+/// What copies and collectives touch where kernels work, merged and sorted.
 fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
-    let copies = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
-        Work::Copy(copy) => Some(copy),
-        Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => None,
-    });
-    let ends = copies.flat_map(|copy| copy.ends().map(|end| (end, copy.bytes)));
-    let here = ends.filter(|(end, _)| end.tier == Compute::TIER);
-    let mut ranges: Vec<Range<usize>> =
-        here.map(|(end, bytes)| end.offset..end.offset + bytes).collect();
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for instruction in &plan.instructions {
+        match &instruction.work {
+            Work::Copy(copy) => {
+                let here = copy.ends().into_iter().filter(|end| end.tier == Compute::TIER);
+                ranges.extend(here.map(|end| end.offset..end.offset + copy.bytes));
+            }
+            Work::Collective(collective) => {
+                let operands = collective.pieces.iter().flat_map(|piece| piece.operands());
+                ranges.extend(operands.map(|operand| bytes_of(plan, operand)));
+            }
+            Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => {}
+        }
+    }
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<usize>> = Vec::new();
     for range in ranges {

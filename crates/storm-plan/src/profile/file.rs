@@ -131,6 +131,7 @@ impl ProfileFile {
             attention: self.attention,
             elementwise: self.elementwise,
             disk: self.disk,
+            ranks: None,
         })
     }
 

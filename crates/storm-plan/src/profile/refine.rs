@@ -88,7 +88,7 @@ impl HardwareProfile {
                 return Some((Part::Copies(plan.queue(id)), predicted - latency));
             }
             Work::Compute(compute) => compute,
-            Work::Fetch(_) | Work::ReadAhead(_) => return None,
+            Work::Fetch(_) | Work::ReadAhead(_) | Work::Collective(_) => return None,
         };
         let work_seconds = predicted - self.start_seconds();
         if work_seconds <= self.kernel_seconds {

@@ -14,6 +14,8 @@ pub(super) struct Waited {
     pub(super) exposed: PerQueue<[f64; CLASSES.len()]>,
     /// For the host.
     pub(super) launch: f64,
+    /// For other ranks.
+    pub(super) ranks: f64,
 }
 
 impl Waited {
@@ -25,7 +27,8 @@ impl Waited {
         let exposed = PerQueue::from_fn(|queue| {
             std::array::from_fn(|class| each(all.map(|waited| waited.exposed[queue][class])))
         });
-        Waited { exposed, launch: each(all.map(|waited| waited.launch)) }
+        let launch = each(all.map(|waited| waited.launch));
+        Waited { exposed, launch, ranks: each(all.map(|waited| waited.ranks)) }
     }
 }
 
@@ -166,6 +169,7 @@ impl<'a> Queues<'a> {
                     exposed[class] += seconds * share;
                 }
             }
+            Some((_, Work::Collective(_))) => self.waited.ranks += seconds,
             Some((_, Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_))) | None => {
                 self.waited.launch += seconds;
             }

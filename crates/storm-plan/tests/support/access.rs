@@ -52,5 +52,14 @@ pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
         }
         // The memory of a source has no address.
         Work::ReadAhead(_) => Vec::new(),
+        Work::Collective(collective) => {
+            let reads = collective.reads().map(|operand| (operand, false));
+            let writes = collective.writes().map(|(_, operand)| (operand, true));
+            let access = |(operand, writes): (&storm_plan::Operand, bool)| {
+                let end = operand.offset + plan.value(operand.value).size_bytes;
+                Access { tier: Tier::DEVICE, bytes: operand.offset..end, writes }
+            };
+            reads.chain(writes).map(access).collect()
+        }
     }
 }

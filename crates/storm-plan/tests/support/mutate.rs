@@ -50,6 +50,7 @@ pub(crate) fn mutations(plan: &Plan, random: &mut Random) -> Vec<Mutation> {
                 all.extend(inputs.map(|&i| Mutation::ShiftInput { input: i as usize, by: by() }));
             }
             Work::ReadAhead(_) => all.push(Mutation::ReadMore { instruction }),
+            Work::Collective(_) => unreachable!("toys run on one rank"),
         }
         if depends_on_next(plan, instruction) {
             all.push(Mutation::Swap { instruction });

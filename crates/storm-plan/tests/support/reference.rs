@@ -100,6 +100,7 @@ pub(crate) fn seconds(plan: &Plan, id: InstructionId, profile: &HardwareProfile)
     match &plan.instruction(id).work {
         Work::Copy(copy) => profile.copy_seconds(copy.bytes, copy.link()),
         Work::Fetch(_) => 0.0,
+        Work::Collective(_) => unreachable!("toys run on one rank"),
         Work::ReadAhead(read) => {
             profile.data_bandwidth.map_or(0.0, |bandwidth| read.bytes as f64 / bandwidth)
         }

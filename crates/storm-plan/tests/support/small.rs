@@ -125,6 +125,7 @@ pub(crate) fn lasting(plan: &mut Plan, value: ValueId, places: &[(Tier, usize)])
         pieces: vec![value],
         places: places.collect(),
         parts: Vec::new(),
+        shard: None,
     });
 }
 

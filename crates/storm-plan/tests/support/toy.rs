@@ -228,6 +228,7 @@ impl Toy {
                 pieces: part.pieces.clone(),
                 places,
                 parts: Vec::new(),
+                shard: None,
             });
         }
     }

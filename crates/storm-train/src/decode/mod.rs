@@ -10,7 +10,7 @@ use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
 use storm_exec::Planned;
 use storm_model::{DecodeOptions, ModelConfig, ParameterSource, build_streamed_decoder};
-use storm_plan::{CheckedPlan, Task};
+use storm_plan::{CheckedPlan, RankPlace, Task};
 use streamed::StreamedEngine;
 
 /// So many tokens of a prompt are read one by one at most: a piece costs about as much.
@@ -67,7 +67,14 @@ trait Engine {
 /// The window does not fit the model.
 pub fn decoding_task(config: &ModelConfig, options: &DecodeOptions) -> Result<Task, TrainError> {
     let forward = build_streamed_decoder(config, options)?.program;
-    Ok(Task { forward, training: None, micro_batches: 1, lanes: 1, data: BTreeSet::new() })
+    Ok(Task {
+        forward,
+        training: None,
+        micro_batches: 1,
+        lanes: 1,
+        rank: RankPlace::default(),
+        data: BTreeSet::new(),
+    })
 }
 
 impl Decoder {

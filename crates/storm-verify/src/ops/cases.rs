@@ -529,7 +529,9 @@ impl Builder {
         let gradient_dtype = self.random.pick(&[DType::F32, self.dtype]);
         let gradient = self.graph.source("gradient", shape, gradient_dtype, TensorClass::Gradient);
         self.floats(gradient);
-        let mut parts = vec![self.apply("squares", Op::SumOfSquares { x: gradient })?[0]];
+        let squares = self.apply("squares", Op::SumOfSquares { x: gradient })?;
+        let whole = self.apply("whole", Op::SumOfPartials { partials: squares[1] })?[0];
+        let mut parts = vec![squares[0], whole];
         for other in 0..self.random.pick(&[0, 1, 40]) {
             let value = self.random.value().abs();
             parts.push(self.scalar(&format!("part {other}"), value));

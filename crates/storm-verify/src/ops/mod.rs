@@ -213,6 +213,7 @@ mod tests {
             "Fill",
             "RandomNormal",
             "SumOfSquares",
+            "SumOfPartials",
             "GlobalNorm",
             "ClipScale",
             "AdamW",

@@ -18,6 +18,11 @@ simd_dispatch! {
 
 fn reduce<E: Element>(x: &[E], partials: &mut [f32], block: impl Fn(&[E]) -> f32 + Sync) -> f32 {
     partials.par_iter_mut().zip(x.par_chunks(SUM_BLOCK)).for_each(|(sum, x)| *sum = block(x));
+    sum_of_partials(partials)
+}
+
+/// Sum of the partial sums of blocks, in order.
+pub fn sum_of_partials(partials: &[f32]) -> f32 {
     partials.iter().fold(0.0f64, |sum, &part| sum + f64::from(part)) as f32
 }
 

@@ -10,6 +10,7 @@ use super::instruction::Instruction;
 use super::kernels;
 use super::memory::Memory;
 use super::threads;
+use crate::collectives::Collectives;
 use crate::cpu::CpuDevice;
 use crate::disk::DiskTier;
 use crate::host_buffer::copy_all;
@@ -64,6 +65,18 @@ impl CpuPlanDevice {
         }
         self.synchronize()?;
         Ok(self.program.disk.as_ref())
+    }
+}
+
+impl CpuPlanDevice {
+    /// Reaches other ranks in this way in later steps. A plan for one rank does not need it.
+    ///
+    /// # Errors
+    /// Something issued has failed.
+    pub fn set_ranks(&mut self, ranks: Arc<dyn Collectives>) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        self.program.connect(ranks);
+        Ok(())
     }
 }
 

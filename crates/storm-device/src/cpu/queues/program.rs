@@ -1,5 +1,6 @@
 use super::board::Board;
 use crate::DeviceError;
+use crate::collectives::{Collectives, Connected, Messages, Packed};
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
@@ -8,7 +9,7 @@ use crate::error::Failed;
 use crate::placed::{node_of, tensor_name};
 use crate::supply::{self, Supplied, Supply};
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 use storm_plan::{
     CheckedPlan, Compute, Fetch, InstructionId, PerTier, Place, Plan, ReadAhead, Tier, Work,
@@ -24,6 +25,9 @@ pub(super) struct Program {
     /// By instruction.
     work: Vec<Prepared>,
     supply: RwLock<Supplied>,
+    connected: RwLock<Connected>,
+    /// What a collective sends, and what it receives.
+    mail: Mutex<(Vec<u8>, Vec<u8>)>,
     origin: Instant,
 }
 
@@ -34,6 +38,7 @@ enum Prepared {
     Disk(DiskCopy),
     Fetch(Fetch),
     ReadAhead { micro_batches: usize },
+    Collective(Messages),
 }
 
 impl Program {
@@ -54,10 +59,18 @@ impl Program {
         }
         let work = (0..plan.instructions.len())
             .map(|index| prepare(&plan, &memory, disk.as_ref(), InstructionId(index as u32)))
-            .collect::<Result<_, _>>()?;
-        let supply = RwLock::default();
+            .collect::<Result<Vec<Prepared>, _>>()?;
+        let (mut sent, mut received) = (0, 0);
+        for prepared in &work {
+            if let Prepared::Collective(messages) = prepared {
+                let sizes = messages.sizes();
+                (sent, received) = (sent.max(sizes.0), received.max(sizes.1));
+            }
+        }
+        let mail = Mutex::new((vec![0; sent], vec![0; received]));
+        let (supply, connected) = (RwLock::default(), RwLock::default());
         let origin = Instant::now();
-        let program = Program { plan, memory, disk, board, work, supply, origin };
+        let program = Program { plan, memory, disk, board, work, supply, connected, mail, origin };
         let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
         let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
         for (tensor, place) in inputs.chain(results) {
@@ -71,10 +84,15 @@ impl Program {
         *self.supply.write().unwrap_or_else(PoisonError::into_inner) = Some(supply);
     }
 
+    /// How to reach other ranks in later steps.
+    pub(super) fn connect(&self, ranks: Arc<dyn Collectives>) {
+        *self.connected.write().unwrap_or_else(PoisonError::into_inner) = Some(ranks);
+    }
+
     /// Runs an instruction to its end.
     ///
     /// # Errors
-    /// There is no data to fetch, or the disk refuses.
+    /// There is no data to fetch, the disk refuses, or a rank is gone.
     ///
     /// # Panics
     /// If an id in its data is out of range.
@@ -123,6 +141,41 @@ impl Program {
                     supply.read_ahead(micro_batches);
                 }
             }
+            Prepared::Collective(messages) => {
+                // SAFETY: by the caller's promise and the checked plan, nothing else touches these bytes.
+                unsafe { self.send_and_receive(messages)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the pieces of a collective.
+    ///
+    /// # Safety
+    /// As [`Program::run`].
+    unsafe fn send_and_receive(&self, messages: &Messages) -> Result<(), String> {
+        let connected = self.connected.read().unwrap_or_else(PoisonError::into_inner);
+        let ranks = connected.as_ref().ok_or("the device is not connected to other ranks")?;
+        let mut mail = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
+        let (send, receive) = &mut *mail;
+        let address =
+            |place, bytes| self.address("", place, bytes).expect("checked when it was prepared");
+        for &Packed { place, at, bytes } in &messages.pack {
+            let to = send[at..at + bytes].as_mut_ptr();
+            // SAFETY: in bounds of two blocks that do not overlap, and nothing else touches them meanwhile.
+            unsafe { std::ptr::copy_nonoverlapping(address(place, bytes), to, bytes) };
+        }
+        ranks.exchange(send, &messages.sends, receive, &messages.receives)?;
+        for &Packed { place, at, bytes } in &messages.unpack {
+            let from = receive[at..at + bytes].as_ptr();
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from, address(place, bytes), bytes) };
+        }
+        for &(from, to, bytes) in &messages.kept {
+            // SAFETY: as above; the checker refuses a piece that is received where it is sent from.
+            unsafe {
+                std::ptr::copy_nonoverlapping(address(from, bytes), address(to, bytes), bytes)
+            };
         }
         Ok(())
     }
@@ -176,6 +229,16 @@ fn prepare(
         Work::Fetch(fetch) => Ok(Prepared::Fetch(fetch.clone())),
         &Work::ReadAhead(ReadAhead { micro_batches, .. }) => {
             Ok(Prepared::ReadAhead { micro_batches })
+        }
+        work @ Work::Collective(collective) => {
+            let (name, messages) = (tensor_name(plan, work), Messages::new(plan, collective));
+            let packed = messages.pack.iter().chain(&messages.unpack);
+            let moved = packed.map(|packed| (packed.place, packed.bytes));
+            let kept = messages.kept.iter().flat_map(|&(from, to, n)| [(from, n), (to, n)]);
+            for (Place { tier, offset }, bytes) in moved.chain(kept) {
+                memory[tier].address(&name, offset, bytes)?;
+            }
+            Ok(Prepared::Collective(messages))
         }
     }
 }

@@ -86,6 +86,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::ColumnSum { .. }
         | Op::Sum { .. }
         | Op::SumOfSquares { .. }
+        | Op::SumOfPartials { .. }
         | Op::GlobalNorm { .. }
         | Op::ClipScale { .. } => reduce::plan(planner),
         Op::Broadcast { .. }

@@ -50,6 +50,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::SumOfSquares { x } => {
             sum(planner, "square_partials", Some("square_partials_several"), x)
         }
+        Op::SumOfPartials { partials } => {
+            let blocks = partials.shape.elements();
+            let arguments = vec![planner.pointer(partials), planner.output(0), count(blocks)];
+            let choice = kernel(SOURCE, "sum_finish", types([("E", DType::F32)]));
+            planner.launch(choice, (1, 1, 1), 1024, arguments)
+        }
         Op::GlobalNorm { parts } => global_norm(planner, parts),
         Op::ClipScale { norm, max_norm } => {
             let arguments =

@@ -209,7 +209,9 @@ impl CudaPlanDevice {
                     timeline.ran_on_host(run);
                 }
             }
-            Work::Compute(_) | Work::Copy(_) => unreachable!("they run in streams"),
+            Work::Compute(_) | Work::Copy(_) | Work::Collective(_) => {
+                unreachable!("they run in streams, or no such plan was committed")
+            }
         }
         Ok(())
     }

@@ -65,6 +65,7 @@ impl Program {
                     Prepared::Copy(direction, range)
                 }
                 Work::Fetch(_) | Work::ReadAhead(_) => Prepared::OnHost,
+                Work::Collective(_) => return Err(DeviceError::NoRanks),
             };
             program.work.push(prepared);
         }

@@ -54,6 +54,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         attention: Vec::new(),
         elementwise: Vec::new(),
         disk: None,
+        ranks: None,
     };
     // Each case starts a kernel, which the profile adds.
     let work = |seconds: f64| (seconds - rates.kernel_seconds).max(0.5 * seconds);
@@ -148,6 +149,7 @@ fn moved_bytes(case: &Case) -> f64 {
         attention: Vec::new(),
         elementwise: Vec::new(),
         disk: None,
+        ranks: None,
     };
     predicted(&unit, case)
 }

@@ -206,6 +206,7 @@ impl<'a> Instructions<'a> {
                 (NOTHING, plan.fetched(fetch).map(|input| input.tensor.size_bytes()).sum())
             }
             Work::ReadAhead(read) => (NOTHING, read.bytes),
+            Work::Collective(collective) => (NOTHING, collective.busiest_bytes(plan)),
             Work::Compute(compute) => {
                 let values = compute.writes.iter().map(|operand| plan.value(operand.value));
                 let first = compute.writes.first().map(|operand| &plan.value(operand.value).name);

@@ -1,7 +1,7 @@
 use crate::trace::StallCause;
 use crate::trace::summary::largest_class;
 use storm_graph::{Phase, TensorClass};
-use storm_plan::{Compute, InstructionId, Plan, Work};
+use storm_plan::{Compute, InstructionId, Plan, TensorKind, Work};
 
 /// What a stretch of time was used for; each has a color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,10 @@ impl Kind {
         match &plan.instruction(id).work {
             Work::Compute(compute) => Kind::of_kernel(plan, compute),
             Work::Fetch(_) | Work::ReadAhead(_) => Kind::Inputs,
+            Work::Collective(collective) => match collective.moves {
+                TensorKind::Weights => Kind::Weights,
+                _ => Kind::Gradients,
+            },
             Work::Copy(copy) => match largest_class(plan, copy) {
                 TensorClass::Input => Kind::Inputs,
                 TensorClass::Parameter(_) => Kind::Weights,

@@ -165,9 +165,10 @@ fn stage_table(
     let (weights, gradients) = (SlabCells::new(&slabs.weights), SlabCells::new(&slabs.gradients));
     let trainable: Vec<usize> = set.trainable().collect();
     let update = |(number, group): (usize, &UpdateGroup)| {
-        let own: Vec<(usize, usize)> =
-            group.pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
-        let mut wanted = own.clone();
+        let of = |pieces: &[(usize, usize)]| -> Vec<(usize, usize)> {
+            pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect()
+        };
+        let mut wanted = of(&group.own);
         if number == 0 {
             let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
             let pieces_of = |p: usize| slabs.weights.entries[p].pieces.len();
@@ -178,8 +179,8 @@ fn stage_table(
             |pieces: Vec<(usize, usize)>| weights.of(&slabs.weights.runs_of(pieces.into_iter()));
         UpdateCopies {
             weights_in: weight_runs(wanted),
-            weights_out: weight_runs(own),
-            gradients: gradients.of(&slabs.gradients.runs_of(group.pieces.iter().copied())),
+            weights_out: weight_runs(of(&group.pieces)),
+            gradients: gradients.of(&slabs.gradients.runs_of(group.own.iter().copied())),
             states: group.runs.iter().map(|run| run.copy.size_bytes).collect(),
             kernels: update_kernels(lowering, set, &trainable, group, piece_elements),
             sums: group.sums.iter().map(|(run, _)| run.size_bytes).collect(),
@@ -202,7 +203,7 @@ fn update_kernels(
     piece_elements: usize,
 ) -> Kernels {
     let mut kernels = Kernels::default();
-    for &(t, piece) in &group.pieces {
+    for &(t, piece) in &group.own {
         let parameter = &set.parameters[trainable[t]];
         let first = piece * piece_elements;
         let size = piece_elements.min(parameter.tensor.shape.elements() - first);

@@ -94,6 +94,7 @@ impl<'a> World<'a> {
                 Kind::ReadResult(index) => (vec![self.plan.results[index].value], Vec::new()),
                 Kind::Instruction(id) => match &self.plan.instruction(id).work {
                     Work::Copy(_) | Work::ReadAhead(_) => (Vec::new(), Vec::new()),
+                    Work::Collective(_) => unreachable!("toys run on one rank"),
                     Work::Fetch(fetch) => {
                         let value = |&input: &u32| self.plan.inputs[input as usize].value;
                         (Vec::new(), fetch.inputs.iter().map(value).collect())
