@@ -7,8 +7,8 @@ use storm_graph::{
     TensorId, Training,
 };
 use storm_plan::{
-    Decisions, Forced, HardwareProfile, Lowering, Storage, Streaming, Task, Tier, UpdateTime, plan,
-    simulate,
+    Decisions, Forced, HardwareProfile, Lowering, SavedStorage, Storage, Streaming, Task, Tier,
+    UpdateTime, plan, simulate,
 };
 use storm_train::{Precision, TrainOptions, task_of_program};
 
@@ -88,9 +88,9 @@ fn toy_task(micro_batches: usize) -> Task {
 const STORAGES: [Storage; 3] = [Storage::Keep, Storage::Recompute, Storage::Offload];
 
 /// Every storage of every unit of every layer.
-fn all_saved(units: usize) -> Vec<Vec<Vec<Storage>>> {
+fn all_saved(units: usize) -> Vec<Vec<SavedStorage>> {
     let count = STORAGES.len().pow((units * LAYERS) as u32);
-    let saved = |index: usize| -> Vec<Vec<Storage>> {
+    let saved = |index: usize| -> Vec<SavedStorage> {
         let digit = |position: usize| STORAGES[index / STORAGES.len().pow(position as u32) % 3];
         (0..LAYERS)
             .map(|layer| (0..units).map(|unit| digit(layer * units + unit)).collect())
