@@ -4,7 +4,7 @@ use crate::{UsageError, memory_limits};
 use anyhow::{Result, anyhow};
 use std::path::Path;
 use storm_model::{AnyModel, ImageConfig, ImageDirectory, image_preset, image_preset_names};
-use storm_plan::{Budget, Forced, HardwareProfile};
+use storm_plan::{Budget, Forced, HardwareProfile, RankPlace};
 use storm_train::{LaunchRequest, Precision, StepSize, TrainOptions};
 
 /// Plans a step of a model, by its name or its directory, on a machine of this profile.
@@ -12,7 +12,8 @@ pub(super) fn predicted(model: &str, batch: usize, profile: &HardwareProfile) ->
     let vram = memory_limits::device(None, profile).bytes;
     let ram = memory_limits::host(None)?.bytes;
     let request = LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: AnyModel::from(config(model)?),
         options: TrainOptions::new(batch, 1, Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(1),
