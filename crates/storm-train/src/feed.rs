@@ -46,6 +46,30 @@ impl<B> Batches<'_, B> {
     }
 }
 
+/// Which numbers the micro-batches of a rank have in the step of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbering {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    /// How many micro-batches a lane has.
+    pub(crate) in_lane: usize,
+}
+
+impl Numbering {
+    /// The number of a micro-batch of this rank.
+    pub(crate) fn of(self, micro_batch: usize) -> usize {
+        let lane = micro_batch / self.in_lane * self.ranks + self.rank;
+        lane * self.in_lane + micro_batch % self.in_lane
+    }
+}
+
+/// One rank has all of them.
+impl Default for Numbering {
+    fn default() -> Numbering {
+        Numbering { rank: 0, ranks: 1, in_lane: 1 }
+    }
+}
+
 /// Seeds of what runs.
 #[derive(Clone, Copy)]
 pub(crate) struct StepSeeds {
@@ -132,15 +156,10 @@ impl Exchange {
             loss: 0.0,
             losses: None,
             found: None,
-            first_micro_batch: 0,
+            numbering: Numbering::default(),
             correct: 0.0,
             gradient_norm: f32::NAN,
         }
-    }
-
-    /// Whether the plan says how many targets were found.
-    pub(crate) fn classifies(&self) -> bool {
-        self.classifies
     }
 
     /// The bytes of a result other than loss and norm, of the last micro-batch that ran.
@@ -170,8 +189,7 @@ pub(crate) struct StepFeed<'a, B> {
     pub(crate) losses: Option<&'a mut [f32]>,
     /// How many targets each micro-batch found, likewise.
     pub(crate) found: Option<&'a mut [f32]>,
-    /// The number that the first one has in its step.
-    pub(crate) first_micro_batch: usize,
+    pub(crate) numbering: Numbering,
     correct: f32,
     pub(crate) gradient_norm: f32,
 }
@@ -208,7 +226,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
             Source::Scalars => bytes_of(&self.scalars),
             Source::Random => bytes_of(&self.random),
             Source::Dropout => {
-                let number = self.first_micro_batch + micro_batch.unwrap_or(0);
+                let number = self.numbering.of(micro_batch.unwrap_or(0));
                 self.dropout = dropout_words(self.forward, number);
                 bytes_of(&self.dropout)
             }

@@ -242,20 +242,6 @@ mod tests {
         rules().check(&batches, &options).unwrap_err().to_string()
     }
 
-    impl<B: MicroBatch> MicroBatch for &B {
-        fn entries(&self, input: &str) -> Option<Entries<'_>> {
-            (**self).entries(input)
-        }
-
-        fn counted(&self) -> usize {
-            (**self).counted()
-        }
-
-        fn check(&self, options: &TrainOptions) -> Result<(), TrainError> {
-            (**self).check(options)
-        }
-    }
-
     #[test]
     fn rows_are_sorted_by_id_then_row() {
         let mut order = [0; 6];

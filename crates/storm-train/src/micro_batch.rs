@@ -73,6 +73,24 @@ pub trait MicroBatch {
     }
 }
 
+impl<B: MicroBatch> MicroBatch for &B {
+    fn entries(&self, input: &str) -> Option<Entries<'_>> {
+        (**self).entries(input)
+    }
+
+    fn counted(&self) -> usize {
+        (**self).counted()
+    }
+
+    fn units(&self) -> usize {
+        (**self).units()
+    }
+
+    fn check(&self, options: &TrainOptions) -> Result<(), TrainError> {
+        (**self).check(options)
+    }
+}
+
 /// A micro-batch of named inputs.
 ///
 /// ```

@@ -1,8 +1,8 @@
 use crate::checkpoint::{Base, StateTensor, state_tensors};
-use crate::feed::{Batches, Exchange, StepSeeds, foreign};
+use crate::feed::{Batches, Exchange, Numbering, StepSeeds, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
-use crate::ranks::RankState;
+use crate::ranks::{RankState, Store};
 use crate::reference::{check_options, initial_graph};
 use crate::staging::{Rate, Staging, StepData};
 use crate::{
@@ -43,6 +43,15 @@ pub struct Trainer<D: PlanDevice> {
     partly_updated: Option<f32>,
     /// Other ranks that compute lanes, if this is the first of several.
     pub(crate) ranks: Option<Box<RankState>>,
+}
+
+/// What a step over the lanes of one rank says of each of its micro-batches.
+#[derive(Default)]
+pub(crate) struct OwnLanes<'a> {
+    pub(crate) losses: Option<&'a mut [f32]>,
+    /// How many targets each found.
+    pub(crate) found: Option<&'a mut [f32]>,
+    pub(crate) numbering: Numbering,
 }
 
 /// Whether a step is known to be the last.
@@ -192,9 +201,13 @@ impl<D: PlanDevice> Trainer<D> {
             let learns = instance.parameter.training == Training::Trainable;
             let precision = self.options.precision.of_parameter(instance.parameter.dtype);
             if learns && precision.has_master() {
-                let graph = widening_graph(instance)?;
                 let master = format!("{}.master", instance.name);
-                self.planned.initialize(&master, &graph, instance.index, &[])?;
+                if self.planned.sharded(&master).is_some() {
+                    weights::widen_master(&mut self.planned, &instance.name)?;
+                } else {
+                    let graph = widening_graph(instance)?;
+                    self.planned.initialize(&master, &graph, instance.index, &[])?;
+                }
             }
             done_bytes += bytes(instance);
             progress(Initialized { done_bytes, total_bytes });
@@ -204,8 +217,7 @@ impl<D: PlanDevice> Trainer<D> {
 
     /// Micro-batches that a step takes, on all ranks together.
     pub fn micro_batches(&self) -> usize {
-        let lanes = if self.ranks.is_some() { self.options.lanes } else { 1 };
-        self.planned.micro_batches() * lanes
+        self.planned.micro_batches() * self.plan().rank.ranks as usize
     }
 
     /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
@@ -305,28 +317,6 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
     }
 
-    /// Forward and backward of one lane, whose micro-batches begin with number `first`. Applies what is pending before. Leaves the
-    /// loss of each micro-batch in `results`, then how many targets each found.
-    pub(crate) fn lane<B: MicroBatch>(
-        &mut self,
-        batches: &[B],
-        first: usize,
-        denominator: f32,
-        results: &mut [f32],
-    ) -> Result<(), TrainError> {
-        self.planned.wait_for_data()?;
-        self.staging.put(batches);
-        let scalars = self.pending.take().unwrap_or(StepScalars::NONE);
-        // What was pending is not part of the number of updates that the forward pass is for.
-        let forward = Some(self.seed(self.updates + 1));
-        let seeds = StepSeeds { update: self.seed(self.updates), forward };
-        let mut feed = self.exchange.feed(Batches::Given(batches), denominator, scalars, seeds);
-        let (losses, found) = results.split_at_mut(batches.len());
-        (feed.losses, feed.found) = (Some(losses), Some(found));
-        feed.first_micro_batch = first;
-        self.planned.step(&mut feed)
-    }
-
     /// How fast the source was read.
     pub(crate) fn read_rate(&self) -> Rate {
         self.staging.rate()
@@ -339,17 +329,38 @@ impl<D: PlanDevice> Trainer<D> {
         counted: usize,
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
-        let update = self.updates + 1;
-        let scalars = self.options.optimizer.method.scalars(learning_rate, update);
-        let report = self.run_step(batches, counted as f32, scalars)?;
+        let scalars = self.options.optimizer.method.scalars(learning_rate, self.updates + 1);
+        let report = self.run_step(batches, counted as f32, scalars, OwnLanes::default())?;
+        self.count_update(&report, scalars);
+        Ok(report)
+    }
+
+    /// A step over the micro-batches of this rank's lanes, which are staged. The losses in its report are those of these alone.
+    pub(crate) fn step_of_lanes<B: MicroBatch>(
+        &mut self,
+        batches: &[B],
+        counted: usize,
+        learning_rate: f32,
+        lanes: OwnLanes<'_>,
+    ) -> Result<StepReport, TrainError> {
+        self.planned.wait_for_data()?;
+        self.staging.put(batches);
+        let scalars = self.options.optimizer.method.scalars(learning_rate, self.updates + 1);
+        let report = self.run_step(Batches::Given(batches), counted as f32, scalars, lanes)?;
+        self.count_update(&report, scalars);
+        // The queue of collectives must be empty before anything else is sent.
+        self.planned.synchronize()?;
+        Ok(report)
+    }
+
+    fn count_update(&mut self, report: &StepReport, scalars: StepScalars) {
         // A norm that is not finite makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {
-            self.updates = update;
+            self.updates += 1;
             self.pending = self.defers().then_some(scalars);
         } else if self.planned.plan().update == UpdateTime::InBackward {
             self.partly_updated = Some(report.gradient_norm);
         }
-        Ok(report)
     }
 
     /// The mean loss and the accuracy over these batches, by forward passes alone: parameters and state afterwards are
@@ -416,6 +427,7 @@ impl<D: PlanDevice> Trainer<D> {
         batches: Batches<'_, B>,
         denominator: f32,
         own: StepScalars,
+        lanes: OwnLanes<'_>,
     ) -> Result<StepReport, TrainError> {
         // A plan that defers updates applies what the step before left; one that does not, its own.
         let (applied, number) = match self.defers() {
@@ -427,6 +439,7 @@ impl<D: PlanDevice> Trainer<D> {
         let seeds = StepSeeds { update: self.seed(number), forward };
         let scalars = applied.unwrap_or(StepScalars::NONE);
         let mut feed = self.exchange.feed(batches, denominator, scalars, seeds);
+        (feed.losses, feed.found, feed.numbering) = (lanes.losses, lanes.found, lanes.numbering);
         self.planned.step(&mut feed)?;
         let (Found { loss, accuracy }, gradient_norm) = (feed.found(), feed.gradient_norm);
         Ok(StepReport { loss, accuracy, gradient_norm })
@@ -439,11 +452,16 @@ impl<D: PlanDevice> Trainer<D> {
     pub fn flush(&mut self) -> Result<(), TrainError> {
         self.check_whole()?;
         let Some(pending) = self.pending.take() else { return Ok(()) };
+        self.tell_flush()?;
         let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
         let none = Batches::<NamedInputs>::Given(&[]);
         let mut feed = self.exchange.feed(none, 1.0, pending, seeds);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
-        self.planned.flush(&mut feed)
+        self.planned.flush(&mut feed)?;
+        if self.plan().rank.is_shared() {
+            self.planned.synchronize()?;
+        }
+        Ok(())
     }
 
     fn check_whole(&self) -> Result<(), TrainError> {
@@ -460,10 +478,9 @@ impl<D: PlanDevice> Trainer<D> {
     /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
     /// config.
     pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
-        self.changed_by_hand();
         self.flush()?;
-        let model = self.model.as_ref().ok_or_else(no_config)?;
-        weights::load_or_start_fresh(&mut self.planned, model, source)
+        let (model, mut store) = self.model_and_store()?;
+        weights::load_or_start_fresh(&mut store, model, source)
     }
 
     /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
@@ -471,10 +488,9 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// As [`Trainer::load`].
     pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
-        self.changed_by_hand();
         self.flush()?;
-        let model = self.model.as_ref().ok_or_else(no_config)?;
-        weights::load_adapters(&mut self.planned, model, source)
+        let (model, mut store) = self.model_and_store()?;
+        weights::load_adapters(&mut store, model, source)
     }
 
     /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
@@ -488,8 +504,8 @@ impl<D: PlanDevice> Trainer<D> {
         if_exists: IfExists,
     ) -> Result<(), TrainError> {
         self.flush()?;
-        let model = self.model.as_ref().ok_or_else(no_config)?;
-        weights::save_adapters(&mut self.planned, model, output, base, if_exists)
+        let (model, mut store) = self.model_and_store()?;
+        weights::save_adapters(&mut store, model, output, base, if_exists)
     }
 
     /// Saves all parameters as a directory that others can load: see [`AnyModel::save`].
@@ -499,8 +515,8 @@ impl<D: PlanDevice> Trainer<D> {
     /// program without a config.
     pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
         self.flush()?;
-        let model = self.model.as_ref().ok_or_else(no_config)?;
-        weights::save(&mut self.planned, model, output, options)
+        let (model, mut store) = self.model_and_store()?;
+        weights::save(&mut store, model, output, options)
     }
 
     /// A parameter or its state after the last step, widened to f32; see
@@ -510,7 +526,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// There is no such tensor: gradients of a step are kept only by plans that defer updates.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
         self.flush()?;
-        weights::read(&mut self.planned, name)
+        weights::read(&mut self.store(), name)
     }
 
     /// Sets a parameter or its state; see [`ReferenceTrainer::write`](crate::ReferenceTrainer::write).
@@ -518,10 +534,9 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        self.changed_by_hand();
         self.flush()?;
         let format = self.model.as_ref().and_then(AnyModel::quantized);
-        weights::write(&mut self.planned, name, values, format)
+        weights::write(&mut self.store(), name, values, format)
     }
 
     /// Updates made so far.
@@ -621,6 +636,12 @@ impl<D: PlanDevice> Trainer<D> {
     /// All of some state tensors after the last step.
     pub(crate) fn read_states(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
         self.flush()?;
+        if self.ranks.is_some() {
+            let mut store = self.store();
+            return reads
+                .into_iter()
+                .try_for_each(|(name, bytes)| store.read_bytes(name, 0, bytes));
+        }
         Ok(self.planned.read_all(reads)?)
     }
 
@@ -637,7 +658,7 @@ impl<D: PlanDevice> Trainer<D> {
         bytes: &mut [u8],
     ) -> Result<(), TrainError> {
         self.flush()?;
-        Ok(self.planned.read_bytes(name, first, bytes)?)
+        self.store().read_bytes(name, first, bytes)
     }
 
     /// Sets bytes of a state tensor.
@@ -647,15 +668,23 @@ impl<D: PlanDevice> Trainer<D> {
         first: usize,
         bytes: &[u8],
     ) -> Result<(), TrainError> {
-        self.changed_by_hand();
         self.flush()?;
-        Ok(self.planned.write_bytes(name, first, bytes)?)
+        self.store().write_bytes(name, first, bytes)
     }
 
     /// Goes on as if this many updates had been made.
     pub(crate) fn set_updates(&mut self, updates: u32) {
-        self.changed_by_hand();
         self.updates = updates;
+    }
+
+    /// The tensors that last, on all ranks.
+    fn store(&mut self) -> Store<'_, D> {
+        Store { planned: &mut self.planned, ranks: self.ranks.as_deref() }
+    }
+
+    fn model_and_store(&mut self) -> Result<(&AnyModel, Store<'_, D>), TrainError> {
+        let model = self.model.as_ref().ok_or_else(no_config)?;
+        Ok((model, Store { planned: &mut self.planned, ranks: self.ranks.as_deref() }))
     }
 
     fn seed(&self, step: u32) -> Seed {

@@ -137,6 +137,19 @@ fn master(store: &impl Reader, name: &str) -> Option<String> {
     store.find(&master).is_some().then_some(master)
 }
 
+/// Sets the master of a parameter to what the parameter is.
+pub(crate) fn widen_master(store: &mut impl Writer, name: &str) -> Result<(), TrainError> {
+    let Some(master) = master(store, name) else { return Ok(()) };
+    let elements = store.get(name)?.shape.elements();
+    let (mut narrow, mut wide) = (Vec::new(), Vec::new());
+    for first in (0..elements).step_by(ELEMENTS_AT_A_TIME) {
+        wide.resize(ELEMENTS_AT_A_TIME.min(elements - first), 0.0);
+        read_widened(store, name, first, &mut wide, &mut narrow)?;
+        store.write_part(&master, first, &wide)?;
+    }
+    Ok(())
+}
+
 /// Loads every parameter under its name, and its master in full precision. A value that is no number is refused
 /// here: whatever a model computes from it is worth nothing.
 pub(crate) fn load(

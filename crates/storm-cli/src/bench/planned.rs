@@ -9,7 +9,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
 use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
-use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
+use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, RankPlace, Tier};
 use storm_train::{
     AnyBatch, Batch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError,
     StepPlan, StepSize, TrainOptions, Trainer, TrialOptions,
@@ -242,7 +242,8 @@ impl<'a> PlannedRun<'a> {
         before: Option<D>,
     ) -> Result<(Launch, Trainer<D>)> {
         let request = LaunchRequest {
-            ranks: 1,
+            rank: RankPlace::default(),
+            decided: None,
             model: self.config.clone().into(),
             options: self.options.clone(),
             step: StepSize::MicroBatches(self.args.accumulate),

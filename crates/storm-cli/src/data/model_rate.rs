@@ -7,7 +7,7 @@ use std::path::Path;
 use storm_model::{
     AnyModel, ImageDirectory, image_preset, image_preset_names, preset, preset_names,
 };
-use storm_plan::{Budget, Forced, HardwareProfile};
+use storm_plan::{Budget, Forced, HardwareProfile, RankPlace};
 use storm_train::{LaunchRequest, Precision, StepSize, TrainOptions};
 
 /// Plans a step of a model, by its name or its directory, on a machine of this profile. Rows have so many tokens;
@@ -25,7 +25,8 @@ pub(super) fn predicted(
         Some(_) => language_model(model)?,
     };
     let request = LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: config,
         options: TrainOptions::new(batch, sequence.unwrap_or(1), Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(1),

@@ -1,5 +1,6 @@
 //! What `storm plan` is called with.
 
+use super::ranks::RankArgs;
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
 use crate::disk_tier::DiskArgs;
@@ -94,6 +95,8 @@ pub(crate) struct PlanArgs {
     /// Write the simulated step to this file, for Chrome's about:tracing or ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) ranks: RankArgs,
     #[command(flatten)]
     pub(super) forced: ForcedArgs,
 }

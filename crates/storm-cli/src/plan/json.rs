@@ -1,5 +1,6 @@
 //! A plan as one object of JSON.
 
+use super::ranks;
 use super::request::{Answer, Request};
 use super::words::{self, Shares, hidden_share};
 use crate::codec::CodecArg;
@@ -55,6 +56,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             },
             "saved_units": saved_units(answer),
             "tensors": tensors(answer),
+            "ranks": ranks::object(request, answer),
             "instructions": planned.plan.instructions.len(),
             "decisions": planned.decisions,
             "placement": placement(answer),

@@ -3,6 +3,7 @@
 mod args;
 mod infeasible;
 mod json;
+mod ranks;
 mod request;
 mod saving;
 mod table;

@@ -16,8 +16,8 @@ use storm_graph::ActivationCodec;
 use storm_hub::Wanted;
 use storm_model::{AnyModel, HfConfig, ImageDirectory, ModelConfig, Unit, image_preset, preset};
 use storm_plan::{
-    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, SavedUnit, TooSmall,
-    plan, policies,
+    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, RankPlace, SavedUnit,
+    TooSmall, plan, policies,
 };
 use storm_train::{
     GuessedSplit, LaunchRequest, Moments, OptimizerOptions, Precision, StepPlan, StepSize,
@@ -37,8 +37,8 @@ pub(crate) struct Request {
     /// The batch is meaningless if the planner chooses it.
     pub(crate) options: TrainOptions,
     pub(crate) step: StepSize,
-    /// That compute it.
-    pub(crate) ranks: usize,
+    /// Which of the ranks that share it.
+    pub(crate) rank: RankPlace,
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
@@ -63,6 +63,8 @@ pub(crate) struct Answer {
     /// Of a step.
     pub(crate) lanes: usize,
     pub(crate) planned: Planned,
+    /// What a rank would take for its share of the step alone; none if no others share it, or that was not asked for.
+    pub(crate) alone_seconds: Option<f64>,
     /// Empty if they were not looked at.
     pub(crate) policies: Vec<Policy>,
     pub(crate) units: Vec<SavedUnit>,
@@ -84,6 +86,7 @@ pub(crate) struct WhatIf {
 impl Request {
     pub(super) fn new(args: &PlanArgs) -> Result<Request> {
         if let Some(config) = &args.config {
+            args.ranks.refuse_with_config()?;
             return train::request_of_config(config, args.given(), args.drives());
         }
         let Some(model) = &args.model else {
@@ -130,10 +133,16 @@ impl Request {
         let codec = args.activation_codec.unwrap_or(CodecArg::None);
         codec.check(&config)?;
         check_fp8(&config, &options, step)?;
-        let options =
-            TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
+        let options = TrainOptions {
+            chunk_rows,
+            optimizer,
+            activation_codec: codec.into(),
+            lanes: args.ranks.lanes()?,
+            ..options
+        };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let mut profile = hardware::named_or_found(args.hardware.as_deref())?;
+        profile.ranks = args.ranks.link()?;
         let disk = disk_tier::open(args.disk())?;
         let disk = disk.or_else(|| disk_tier::assume(args.disk(), &profile));
         DiskTier::in_profile(disk.as_ref(), &mut profile);
@@ -142,7 +151,7 @@ impl Request {
             config,
             options,
             step,
-            ranks: 1,
+            rank: args.ranks.place(),
             vram: memory_limits::device(args.vram, &profile),
             ram: memory_limits::host(args.ram)?,
             disk,
@@ -173,8 +182,24 @@ impl Request {
             budget: self.budget(),
             forced: self.forced.clone(),
             trial,
-            ranks: self.ranks,
+            rank: self.rank,
+            decided: None,
         }
+    }
+
+    /// How long a rank would take for its share of a step if there were no others; none if there are none.
+    fn alone_seconds(&self, answer: &Answer) -> Result<Option<f64>, TrainError> {
+        let ranks = self.rank.ranks as usize;
+        if ranks == 1 {
+            return Ok(None);
+        }
+        let launch = LaunchRequest {
+            rank: RankPlace::default(),
+            options: TrainOptions { lanes: self.options.lanes / ranks, ..self.options.clone() },
+            step: StepSize::MicroBatches(answer.accumulate / ranks),
+            ..self.launch(None)
+        };
+        Ok(Some(launch.plan()?.predicted_seconds()))
     }
 
     /// Plans, and compares with the fixed policies and, if asked, with other options.
@@ -184,6 +209,7 @@ impl Request {
         let mut answer = Answer::new(self, launch.plan()?)?;
         let task = launch.task(answer.batch, answer.accumulate)?;
         answer.policies = policies(&task, &self.profile, self.budget())?;
+        answer.alone_seconds = self.alone_seconds(&answer)?;
         if what_if {
             let others = self.other_options(&answer).into_iter();
             let predicted = others.filter_map(|(option, options)| {
@@ -260,6 +286,7 @@ impl Answer {
             accumulate,
             lanes: task.lanes,
             planned,
+            alone_seconds: None,
             policies: Vec::new(),
             units,
             what_if: Vec::new(),

@@ -128,7 +128,7 @@ mod tests {
             config: preset("gpt2").expect("a preset").into(),
             options: TrainOptions::new(1, 64, Precision::F32),
             step: StepSize::MicroBatches(1),
-            ranks: 1,
+            rank: storm_plan::RankPlace::default(),
             profile: HardwareProfile::builtin("reference").expect("built in"),
             vram: Limit { bytes: 1000, origin: None },
             ram,

@@ -1,5 +1,6 @@
 //! A plan as tables, at most 100 columns wide.
 
+use super::ranks;
 use super::request::{Answer, Request};
 use super::words::{self, percent};
 use crate::disk_tier::DiskTier;
@@ -93,7 +94,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         1 => String::new(),
         _ => format!(", {} at a time through each layer", planned.decisions.group_sizes()),
     };
-    let lanes = match answer.lanes {
+    let lanes = match request.options.lanes {
         1 => String::new(),
         lanes => format!(", in {lanes} lanes"),
     };
@@ -115,13 +116,11 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
     if request.options.precision == Precision::Fp8 {
         lines.extend(wrapped("          ", &fp8_words(request, *batch)));
     }
-    if request.ranks > 1 {
-        let rounds = request.options.lanes / request.ranks;
-        let lanes = format!(
-            "the plan is for one of {} lanes; each of {} ranks computes {rounds} in a step",
-            request.options.lanes, request.ranks
-        );
-        lines.extend(wrapped("          ", &lanes));
+    for (number, line) in wrapped("          ", &ranks::words(request, answer)).iter().enumerate() {
+        if request.rank.is_shared() {
+            let head = if number == 0 { "ranks     " } else { "          " };
+            lines.push(format!("{head}{}", line.trim_start()));
+        }
     }
     if request.options.activation_codec == ActivationCodec::Int8 {
         lines.push("          activations in 8 bits".to_owned());

@@ -16,20 +16,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use storm_device::DiskOptions;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::Packing;
-use storm_plan::Budget;
+use storm_plan::{Budget, Decisions, RankPlace};
 use storm_ranks::{
     Address, Engine, Launch, Mpi, Pace, Place, RankError, Watch, end_on_loss, process_variables,
 };
 use storm_train::{
-    AnyBatch, Heard, Launch as TrainLaunch, LaunchSite, Notice, Ranks, RunError, StepPlan,
+    AnyBatch, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks, RunError,
+    StepPlan, StepSize,
 };
 
 /// Bytes that a rank tells of itself: a digest, and why it cannot start, as far as that fits.
 const CARD_BYTES: usize = 512;
 const DIGEST_BYTES: usize = 32;
-
-/// Host memory for the sum of lanes, for each parameter.
-const SUM_BYTES: u64 = 4;
 
 /// This process as one of several ranks.
 pub(super) struct Joined {
@@ -66,9 +64,10 @@ impl Crew {
         machine
     }
 
-    /// What the sum of lanes takes in host memory.
-    pub(super) fn sum_bytes(&self, parameters: u64) -> u64 {
-        SUM_BYTES.saturating_mul(parameters)
+    /// Which of them this is.
+    pub(super) fn place(&self) -> RankPlace {
+        let Place { rank, ranks } = self.ranks.place();
+        RankPlace { rank, ranks }
     }
 
     /// Refuses what several ranks cannot do.
@@ -89,11 +88,6 @@ impl Crew {
         if let Some((key, _)) = alone.iter().find(|(_, is_given)| *is_given) {
             return refuse(format!("{key} is for runs on one rank; leave it out"));
         }
-        if settings.update.is_some() {
-            return refuse(
-                "several ranks update at the start of the next step; leave update out".to_owned(),
-            );
-        }
         Ok(())
     }
 }
@@ -106,6 +100,10 @@ struct Told {
     vocabulary: usize,
     /// Whether rows hold several samples.
     segments: bool,
+    /// Sequences of a micro-batch, micro-batches of a step, and what rank 0 has decided for all.
+    batch: usize,
+    accumulate: usize,
+    decisions: Decisions,
 }
 
 /// The engine, which is finished when the run is over, whoever else holds it.
@@ -295,12 +293,25 @@ fn card(prepared: &Result<Prepared>) -> Vec<u8> {
 }
 
 /// The first rank: tells the others what is trained.
-pub(super) fn tell(crew: &Crew, config: String, form: &DataForm, packing: Packing) -> Result<()> {
+pub(super) fn tell(
+    crew: &Crew,
+    config: String,
+    form: &DataForm,
+    packing: Packing,
+    plan: &StepPlan,
+) -> Result<()> {
     let DataForm::Tokens { vocabulary, .. } = *form else {
         let problem = "several ranks train language models only; start storm train by itself";
         return Err(UsageError(problem.to_owned()).into());
     };
-    let told = Told { config, vocabulary, segments: packing == Packing::Segments };
+    let told = Told {
+        config,
+        vocabulary,
+        segments: packing == Packing::Segments,
+        batch: plan.batch,
+        accumulate: plan.accumulate,
+        decisions: plan.planned.decisions.clone(),
+    };
     Ok(crew.ranks.say(&serde_json::to_vec(&told)?)?)
 }
 
@@ -324,11 +335,12 @@ fn follow(crew: &Crew) -> Result<u8> {
     let threads = machine.threads;
     let packing = if told.segments { Packing::Segments } else { Packing::Single };
     let options = setup::train_options(&settings, &model, packing);
-    let parameters = model.parameter_count();
     let mut request = setup::request(&settings, &outline.name, model, options, machine, 0)?;
-    request.ranks = crew.count();
-    request.beside_bytes += crew.sum_bytes(parameters);
-    let mut launch = TrainLaunch::new(request.launch(None))?;
+    request.rank = crew.place();
+    request.step = StepSize::MicroBatches(told.accumulate);
+    request.options.batch = told.batch;
+    let request_of_launch = LaunchRequest { decided: Some(told.decisions), ..request.launch(None) };
+    let mut launch = TrainLaunch::new(request_of_launch)?;
     let mut site = Quiet { threads, disk: DiskTier::options(request.disk.as_ref()) };
     let trainer = launch.start::<CpuPlanDevice>(&mut site, None)?.trainer;
     Ok(trainer.follow(&crew.ranks)?)

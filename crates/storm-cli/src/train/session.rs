@@ -146,6 +146,10 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 
 /// A run at its beginning, from the model that it starts with.
 fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
+    // Before weights are loaded: other ranks have them, too.
+    if let Some(crew) = &setup.crew {
+        D::lead(&mut trainer, crew.ranks.clone())?;
+    }
     if let Some(weights) = &setup.model.weights {
         let dtype = trainer.options().precision.compute();
         trainer.load(&Loading::new(weights, &setup.model.config, dtype))?;
@@ -154,9 +158,6 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     if let Some(adapter) = &setup.settings.adapter {
         let adapter = AdapterDirectory::open(adapter)?;
         trainer.load_adapters(&adapter)?;
-    }
-    if let Some(crew) = &setup.crew {
-        D::lead(&mut trainer, crew.ranks.clone())?;
     }
     let plan = setup.launch.plan();
     let (train, held_out) = setup.data.sources(&setup.settings, plan.batch)?;

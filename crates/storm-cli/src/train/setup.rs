@@ -224,11 +224,9 @@ impl Setup {
         let options = train_options(&settings, &model.config, data.packing());
         let loading = data.loading_bytes(&settings);
         let config = model.config.clone();
-        let parameters = config.parameter_count();
         let mut request = request(&settings, &model.name, config, options, machine, loading)?;
         if let Some(crew) = crew {
-            request.ranks = crew.count();
-            request.beside_bytes += crew.sum_bytes(parameters);
+            request.rank = crew.place();
         }
         let begun = Instant::now();
         // The other ranks are not there yet.
@@ -371,7 +369,7 @@ impl Setup {
     pub(super) fn tell_ranks(&self) -> Result<()> {
         let Some(crew) = &self.crew else { return Ok(()) };
         let config = config::write(&self.given.clone().or(Given::defaults()));
-        ranks::tell(crew, config, &self.data.form(), self.data.packing())
+        ranks::tell(crew, config, &self.data.form(), self.data.packing(), self.launch.plan())
     }
 
     /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
@@ -507,7 +505,7 @@ pub(super) fn request(
         config,
         options,
         step,
-        ranks: 1,
+        rank: storm_plan::RankPlace::default(),
         profile: machine.profile,
         vram: machine.vram,
         ram: machine.ram,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    AdamWParameters, DType, Graph, MomentumDirection, Op, PIECE_ALIGNMENT, Rounding, SgdParameters,
-    Shape, StepScalars, TensorClass, TensorId, Training,
+    AdamWParameters, DType, Graph, MomentumDirection, Op, PIECE_ALIGNMENT, Rounding, SUM_BLOCK,
+    SgdParameters, Shape, StepScalars, TensorClass, TensorId, Training,
 };
 
 const HYPER: AdamWParameters =
@@ -455,6 +455,41 @@ fn global_norm_and_sum_of_squares() {
         let context = format!("GlobalNorm, seed {seed}, {dtype}");
         let want = Value::scalar(squares.sqrt());
         assert_close(&context, &machine.get(norm), &want, F32_TOLERANCE, 0.0);
+    }
+}
+
+/// The partial sums of pieces, one after another, add up to the bits of the whole.
+#[test]
+fn sums_of_squares_in_pieces() {
+    let mut rng = Rng::new(4);
+    for dtype in [DType::F32, DType::BF16] {
+        let sizes = [2 * SUM_BLOCK, SUM_BLOCK, 777];
+        let elements = sizes.iter().sum();
+        let data: Vec<f64> = (0..elements).map(|_| stored(dtype, rng.normal())).collect();
+        let (mut graph, mut values, mut start) = (Graph::new(), BTreeMap::new(), 0);
+        let mut squares = |size: usize, start: usize| {
+            let x = graph.input("x", [size], dtype);
+            let data = data[start..start + size].to_vec();
+            values.insert(x, Value::new(Shape::from([size]), data));
+            graph.apply("squares", Op::SumOfSquares { x }).expect("fits")
+        };
+        let whole = squares(elements, 0)[0];
+        let mut pieces = Vec::new();
+        for size in sizes {
+            pieces.push(squares(size, start)[1]);
+            start += size;
+        }
+        let mut machine = Machine::new(&graph, &values);
+        machine.run();
+        let partials: Vec<f64> = pieces.iter().flat_map(|&id| machine.get(id).data).collect();
+        let whole = machine.get(whole).data[0];
+        let mut graph = Graph::new();
+        let id = graph.input("partials", [partials.len()], DType::F32);
+        let sum = graph.apply_one("sum", Op::SumOfPartials { partials: id }).expect("fits");
+        let shape = Shape::from([partials.len()]);
+        let mut machine = Machine::new(&graph, &[(id, Value::new(shape, partials))].into());
+        machine.run();
+        assert_eq!(machine.get(sum).data[0].to_bits(), whole.to_bits(), "{dtype}");
     }
 }
 

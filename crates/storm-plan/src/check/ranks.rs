@@ -7,11 +7,11 @@
 //!
 //! Each rank finds what it reads as its own plan left it. What remains is that ranks mean the same by it. A kernel is of a shard if it
 //! touches what one rank alone has, or writes what that rank then gathers. All other kernels are the same on all ranks, in the same
-//! order between the same collectives. A piece that is gathered is written by kernels of its owner alone, and after such a write no kernel
+//! order, and so is the order of collectives and of the kernels that use what they move. A piece that is gathered is written by kernels of its owner alone, and after such a write no kernel
 //! reads it, and no program ends, before it is gathered. So whenever ranks run a common kernel, all have the piece as its owner wrote it
 //! last.
 
-use crate::collective::{CollectiveKind, received_name};
+use crate::collective::{CollectiveKind, Moved, received_name};
 use crate::plan::{Compute, InstructionId, Plan, SegmentId, ValueId, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -103,22 +103,10 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
         }
         for (index, segment) in plan.segments.iter().enumerate() {
             let [mine, theirs] =
-                [&found, &expected].map(|view| view.events(SegmentId(index as u32)));
-            let length = mine.len().max(theirs.len());
-            for at in 0..length {
-                let [mine, theirs] = [&mine, &theirs].map(|events| events.get(at));
-                if mine != theirs {
-                    let word = |event: Option<&Event>| match event {
-                        Some(event) => event.describe(),
-                        None => "nothing".to_owned(),
-                    };
-                    return Err(RanksError::Differs {
-                        rank,
-                        segment: segment.name.to_owned(),
-                        found: word(mine),
-                        expected: word(theirs),
-                    });
-                }
+                [&found, &expected].map(|view| view.common(SegmentId(index as u32)));
+            if let Some((found, expected)) = mine.difference(&theirs) {
+                let segment = segment.name.to_owned();
+                return Err(RanksError::Differs { rank, segment, found, expected });
             }
         }
     }
@@ -138,7 +126,7 @@ pub fn shared_digest(plan: &Plan) -> u64 {
             view.owners.hash(&mut hasher);
             for (index, segment) in plan.segments.iter().enumerate() {
                 segment.name.hash(&mut hasher);
-                view.events(SegmentId(index as u32)).hash(&mut hasher);
+                view.common(SegmentId(index as u32)).hash(&mut hasher);
             }
         }
         Err(error) => error.to_string().hash(&mut hasher),
@@ -164,6 +152,42 @@ impl Event {
             }
             Event::Kernel(op, node, layer, _) => format!("{op} `{node}` of layer {layer}"),
         }
+    }
+}
+
+/// A collective or a kernel that uses a piece, by its number among those of its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Use {
+    Collective(usize),
+    Kernel(usize),
+}
+
+/// What a segment does that all ranks must do alike. Kernels and collectives that have nothing in common may come in any order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Common {
+    collectives: Vec<Event>,
+    kernels: Vec<Event>,
+    /// By the name of what is moved: what uses it, in order.
+    uses: BTreeMap<String, Vec<Use>>,
+}
+
+impl Common {
+    /// The first difference, in words.
+    fn difference(&self, expected: &Common) -> Option<(String, String)> {
+        let word =
+            |event: Option<&Event>| event.map_or_else(|| "nothing".to_owned(), Event::describe);
+        for (mine, theirs) in
+            [(&self.collectives, &expected.collectives), (&self.kernels, &expected.kernels)]
+        {
+            let length = mine.len().max(theirs.len());
+            if let Some(at) = (0..length).find(|&at| mine.get(at) != theirs.get(at)) {
+                return Some((word(mine.get(at)), word(theirs.get(at))));
+            }
+        }
+        let differs = |(name, uses): &(&String, &Vec<Use>)| expected.uses.get(*name) != Some(uses);
+        let (name, _) = self.uses.iter().find(differs)?;
+        let order = "another order of kernels and collectives";
+        Some((format!("{order} of `{name}`"), "its own".to_owned()))
     }
 }
 
@@ -197,37 +221,60 @@ impl<'a> View<'a> {
             || compute.writes.iter().any(|operand| self.gathered.contains(&operand.value))
     }
 
-    fn events(&self, segment: SegmentId) -> Vec<Event> {
-        let mut events = Vec::new();
+    /// What a segment does that all ranks must do alike.
+    fn common(&self, segment: SegmentId) -> Common {
         let name = |value: ValueId| self.plan.value(value).name.clone();
+        let mut common = Common::default();
+        // First what is moved: only its uses matter.
+        for index in self.plan.segment(segment).instructions.clone() {
+            if let Work::Collective(collective) = &self.plan.instructions[index].work {
+                for piece in &collective.pieces {
+                    common.uses.entry(self.piece_name(collective.kind, piece)).or_default();
+                }
+            }
+        }
         for index in self.plan.segment(segment).instructions.clone() {
             match &self.plan.instructions[index].work {
                 Work::Collective(collective) => {
-                    let pieces = collective.pieces.iter().map(|piece| {
-                        let operand = piece.operands().next();
-                        let name = operand.map_or_else(String::new, |operand| name(operand.value));
-                        let name = match (collective.kind, &piece.received[..]) {
-                            (CollectiveKind::Exchange, received @ [_, ..]) => {
-                                self.exchanged_name(received.iter().map(|(r, o)| (*r, o.value)))
-                            }
-                            _ => name,
-                        };
-                        (piece.owner, piece.size_bytes(self.plan), name)
-                    });
-                    events.push(Event::Collective(collective.kind, pieces.collect()));
+                    let mut pieces = Vec::new();
+                    let at = Use::Collective(common.collectives.len());
+                    for piece in &collective.pieces {
+                        let name = self.piece_name(collective.kind, piece);
+                        common.uses.entry(name.clone()).or_default().push(at);
+                        pieces.push((piece.owner, piece.size_bytes(self.plan), name));
+                    }
+                    common.collectives.push(Event::Collective(collective.kind, pieces));
                 }
                 Work::Compute(compute) if !self.is_of_shard(compute) => {
                     let graph = &self.plan.graphs[compute.graph.0 as usize];
                     let node = &graph.nodes()[compute.node as usize];
                     let touched = compute.reads.iter().chain(&compute.writes);
-                    let names = touched.map(|operand| name(operand.value)).collect();
+                    let names: Vec<String> = touched.map(|operand| name(operand.value)).collect();
+                    for name in &names {
+                        if let Some(uses) = common.uses.get_mut(name) {
+                            uses.push(Use::Kernel(common.kernels.len()));
+                        }
+                    }
                     let (op, layer) = (node.op.name(), compute.layer);
-                    events.push(Event::Kernel(op, node.name.clone(), layer, names));
+                    common.kernels.push(Event::Kernel(op, node.name.clone(), layer, names));
                 }
                 _ => {}
             }
         }
-        events
+        common
+    }
+
+    /// What a piece is called on the ranks that send it.
+    fn piece_name(&self, kind: CollectiveKind, piece: &Moved) -> String {
+        match (kind, &piece.received[..]) {
+            (CollectiveKind::Exchange, received @ [_, ..]) => {
+                self.exchanged_name(received.iter().map(|(from, operand)| (*from, operand.value)))
+            }
+            _ => {
+                let operand = piece.operands().next();
+                operand.map_or_else(String::new, |o| self.plan.value(o.value).name.clone())
+            }
+        }
     }
 
     /// The name under which others send what is received.

@@ -239,7 +239,7 @@ impl Values {
             };
             let sizes: Vec<usize> = (0..pieces.len()).map(size).collect();
             let name = lowering.task.program().gradient_name(block, &set.gradients[t].name);
-            let name = format!("{name}.squares");
+            let name = format!("{name}.partial_squares");
             squares.push(push_pieces(plan, &name, &sizes, TensorClass::Activation));
         }
         self.received.push(received);

@@ -1,9 +1,10 @@
 use super::split::{self, GuessedSplit};
 use super::trial::TrialOptions;
-use crate::task::check_lanes;
-use crate::{TrainError, TrainOptions, training_task};
+use crate::{TrainError, TrainOptions, rank_task};
 use storm_model::AnyModel;
-use storm_plan::{Budget, Forced, HardwareProfile, Planned, Task, UpdateTime, plan};
+use storm_plan::{
+    Budget, Decisions, Forced, HardwareProfile, Planned, RankPlace, Task, plan, plan_decided,
+};
 
 /// What is to be trained, and within what.
 #[derive(Clone, Debug)]
@@ -22,9 +23,10 @@ pub struct LaunchRequest {
     pub forced: Forced,
     /// How a plan is tried before anything counts on it; none if it is not.
     pub trial: Option<TrialOptions>,
-    /// How many ranks compute the lanes of a step. With several, the plan is for one lane, and predictions leave out what ranks
-    /// send each other.
-    pub ranks: usize,
+    /// Which of the ranks that share a step the plan is for.
+    pub rank: RankPlace,
+    /// What was decided already, for all ranks; none if it is to be planned.
+    pub decided: Option<Decisions>,
 }
 
 /// How large a step is.
@@ -80,12 +82,7 @@ impl LaunchRequest {
     /// A model that is not valid for these sizes.
     pub fn task(&self, batch: usize, accumulate: usize) -> Result<Task, TrainError> {
         let options = TrainOptions { batch, ..self.options.clone() };
-        if self.ranks == 1 {
-            return training_task(&self.model, &options, accumulate);
-        }
-        check_lanes(&options, accumulate)?;
-        let in_lane = accumulate / options.lanes;
-        training_task(&self.model, &TrainOptions { lanes: 1, ..options }, in_lane)
+        rank_task(&self.model, &options, accumulate, self.rank)
     }
 
     /// Plans for micro-batches of this size.
@@ -95,13 +92,9 @@ impl LaunchRequest {
         accumulate: usize,
     ) -> Result<Planned, TrainError> {
         let task = self.task(batch, accumulate)?;
-        if self.ranks == 1 {
-            return Ok(plan(&task, &self.profile, self.budget, &self.forced)?);
-        }
-        let update = Some(UpdateTime::NextStep);
-        let forced = Forced { update, ..self.forced.clone() };
-        let mut planned = plan(&task, &self.profile, self.budget, &forced)?;
-        planned.prediction.step_seconds *= (self.options.lanes / self.ranks) as f64;
-        Ok(planned)
+        Ok(match &self.decided {
+            Some(decided) => plan_decided(&task, &self.profile, self.budget, decided.clone())?,
+            None => plan(&task, &self.profile, self.budget, &self.forced)?,
+        })
     }
 }

@@ -4,7 +4,7 @@ use crate::virtual_device::{Site, Truth, VirtualDevice};
 use std::sync::LazyLock;
 use storm_device::PlanDevice;
 use storm_model::preset;
-use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile};
+use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile, RankPlace};
 use storm_train::{
     Launch, LaunchRequest, Launched, Precision, Replanned, StepSize, TrainOptions, TrialOptions,
 };
@@ -13,7 +13,8 @@ const SEQUENCE: usize = 1024;
 
 fn request(trial: Option<TrialOptions>) -> LaunchRequest {
     LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: preset("qwen2.5-0.5b").expect("a preset").into(),
         options: TrainOptions::new(8, SEQUENCE, Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(2),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use storm_device::PlanDevice;
 use storm_model::{ModelConfig, preset};
-use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile};
+use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile, RankPlace};
 use storm_train::{
     Launch, LaunchRequest, Launched, Precision, StepSize, TrainOptions, TrialOptions,
 };
@@ -26,7 +26,8 @@ fn config() -> ModelConfig {
 
 fn request(step: StepSize, splits: usize) -> LaunchRequest {
     LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: config().into(),
         options: TrainOptions::new(4, SEQUENCE, Precision::Bf16Stochastic),
         step,

@@ -13,6 +13,7 @@ mod lora;
 mod named_inputs;
 mod programs;
 mod random_plans;
+mod rank_mutants;
 mod ranks;
 mod refused;
 mod stages;

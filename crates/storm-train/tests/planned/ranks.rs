@@ -5,56 +5,82 @@ use crate::lora::adapted;
 use crate::support::{batches, options, tiny};
 use std::thread;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_graph::TensorClass;
 use storm_model::{LoraOptions, ModelConfig};
-use storm_plan::{Lowering, UpdateTime, check, random_decisions};
+use storm_plan::{
+    CheckedPlan, Instruction, Lowering, Plan, RankPlace, Work, check, random_decisions,
+    verify_ranks,
+};
 use storm_ranks::in_process;
 use storm_train::{
     Heard, Moments, Precision, Ranks, ReferenceTrainer, TrainError, TrainOptions, Trainer,
-    training_task,
+    rank_task,
 };
 
-/// A trainer of a rank, under a random plan for one lane.
-fn of_rank(
-    config: &ModelConfig,
-    options: &TrainOptions,
-    micro_batches: usize,
-    seed: u64,
-) -> Trainer<CpuPlanDevice> {
-    let lane = TrainOptions { lanes: 1, ..options.clone() };
-    let task = training_task(config, &lane, micro_batches / options.lanes).expect("a valid model");
-    let mut decisions = random_decisions(&task, seed);
-    decisions.update = UpdateTime::NextStep;
+/// What is trained: micro-batches of a step, and the seed of the decisions, which all ranks share.
+pub(crate) type Case<'a> = (&'a ModelConfig, &'a TrainOptions, usize, u64);
+
+/// The plan of each rank, checked alone and together.
+pub(crate) fn plans_of_ranks(
+    (config, options, micro_batches, seed): Case<'_>,
+    ranks: u32,
+) -> Vec<CheckedPlan> {
     let profile = reference();
-    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-    let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-    let budget = plan.bytes;
-    let plan = check(plan, budget).expect("a safe plan");
-    let device =
-        CpuPlanOptions { threads: Some(1), chaos_seed: Some(seed), ..CpuPlanOptions::default() };
-    Trainer::new(config, options.clone(), plan.into(), device).expect("a trainer")
+    let mut plans = Vec::new();
+    for rank in 0..ranks {
+        let place = RankPlace { rank, ranks };
+        let task = rank_task(config, options, micro_batches, place).expect("a valid model");
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        let decisions = random_decisions(&task, seed);
+        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+        let budget = plan.bytes;
+        let about = |error| panic!("rank {rank} of {ranks}, seed {seed}: {error}: {decisions:?}");
+        plans.push(check(plan, budget).unwrap_or_else(about));
+    }
+    let all: Vec<&Plan> = plans.iter().map(|plan| &**plan).collect();
+    verify_ranks(&all).unwrap_or_else(|error| panic!("{ranks} ranks, seed {seed}: {error}"));
+    plans
 }
 
-/// Runs `lead` on the first of some ranks, each of which has a plan of its own.
+/// A trainer of a rank. Its weights are not those of other ranks.
+fn of_rank(case: Case<'_>, plan: CheckedPlan) -> Trainer<CpuPlanDevice> {
+    let (config, options, _, seed) = case;
+    let rank = u64::from(plan.rank.rank);
+    let chaos_seed = Some(seed + rank);
+    let device = CpuPlanOptions { threads: Some(1), chaos_seed, ..CpuPlanOptions::default() };
+    let mut trainer =
+        Trainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
+    if rank > 0 {
+        let name = trainer.parameter_names().next().expect("a parameter").to_owned();
+        let values = trainer.read(&name).expect("values");
+        trainer.write(&name, &vec![0.5; values.len()]).expect("as many");
+    }
+    trainer
+}
+
+/// Runs `lead` on the first of some ranks.
 fn on_ranks<T>(
     ranks: u32,
-    (config, options, micro_batches): (&ModelConfig, &TrainOptions, usize),
+    case: Case<'_>,
     lead: impl FnOnce(&mut Trainer<CpuPlanDevice>) -> T,
 ) -> T {
+    let mut plans = plans_of_ranks(case, ranks).into_iter();
+    let own = plans.next().expect("at least one");
     thread::scope(|scope| {
         let mut engines = in_process::connect(ranks).into_iter();
         let first = Ranks::new(Box::new(engines.next().expect("at least one")));
         let mut others = Vec::new();
-        for (rank, engine) in (1..).zip(engines) {
+        for (plan, engine) in plans.zip(engines) {
             others.push(scope.spawn(move || {
                 let ranks = Ranks::new(Box::new(engine));
                 assert_eq!(ranks.hear().expect("a message"), Heard::Message(b"begin".to_vec()));
-                of_rank(config, options, micro_batches, 100 + rank).follow(&ranks)
+                of_rank(case, plan).follow(&ranks)
             }));
         }
         first.say(b"begin").expect("all are there");
-        let mut trainer = of_rank(config, options, micro_batches, 7);
-        trainer.lead(first.clone()).expect("a plan for one lane");
-        assert_eq!(trainer.micro_batches(), micro_batches);
+        let mut trainer = of_rank(case, own);
+        trainer.lead(first.clone()).expect("a plan for the first rank");
+        assert_eq!(trainer.micro_batches(), case.2);
         let made = lead(&mut trainer);
         first.end(9).expect("all are there");
         for other in others {
@@ -66,13 +92,9 @@ fn on_ranks<T>(
 }
 
 /// Losses, norms and all parameters after some steps, with an evaluation and a change by hand between them.
-fn run_on_ranks(
-    ranks: u32,
-    config: &ModelConfig,
-    options: &TrainOptions,
-    micro_batches: usize,
-) -> Vec<u32> {
-    on_ranks(ranks, (config, options, micro_batches), |trainer| {
+fn run_on_ranks(ranks: u32, case: Case<'_>) -> Vec<u32> {
+    let (config, _, micro_batches, _) = case;
+    on_ranks(ranks, case, |trainer| {
         let mut bits = Vec::new();
         for step in 0..4 {
             let given = batches(config, micro_batches, step);
@@ -88,13 +110,18 @@ fn run_on_ranks(
         }
         let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
         for name in names {
-            for name in [name.clone(), format!("{name}.second_moment")] {
+            for name in with_state(&name) {
                 let values = trainer.read(&name);
                 bits.extend(values.into_iter().flatten().map(f32::to_bits));
             }
         }
         bits
     })
+}
+
+/// A parameter and its state.
+fn with_state(name: &str) -> [String; 4] {
+    ["", ".first_moment", ".second_moment", ".master"].map(|suffix| format!("{name}{suffix}"))
 }
 
 /// The same by the reference, with everything resident.
@@ -113,31 +140,79 @@ fn run_alone(config: &ModelConfig, options: &TrainOptions, micro_batches: usize)
     }
     let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
     for name in names {
-        for name in [name.clone(), format!("{name}.second_moment")] {
+        for name in with_state(&name) {
             bits.extend(trainer.read(&name).into_iter().flatten().map(f32::to_bits));
         }
     }
     bits
 }
 
+/// Random plans with delays; 200 with `STORM_LONG_TESTS=1`.
 #[test]
 fn any_number_of_ranks_gives_the_bits_of_one() {
+    let seeds = if std::env::var_os("STORM_LONG_TESTS").is_some() { 17 } else { 1 };
     let dropping = LoraOptions { dropout: 0.3, ..LoraOptions::new(3, 6.0) };
     let (full, int8) = (Moments::Full, Moments::Int8);
-    for (config, precision, moments, micro_batches, lanes) in [
+    for (number, (config, precision, moments, micro_batches, lanes)) in [
         (tiny("gpt2"), Precision::F32, full, 8, 4),
         (tiny("llama-3.2-1b"), Precision::Bf16Stochastic, int8, 4, 4),
         (tiny("mistral-7b"), Precision::Bf16Master, full, 8, 4),
         (adapted("qwen3-0.6b", dropping), Precision::Bf16Stochastic, full, 4, 4),
-    ] {
+        (large_vocabulary(), Precision::Bf16Master, full, 4, 4),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let mut options = TrainOptions { lanes, ..options(precision) };
         options.optimizer.moments = moments;
         let expected = run_alone(&config, &options, micro_batches);
-        for ranks in [1, 2, 4] {
-            let found = run_on_ranks(ranks, &config, &options, micro_batches);
-            assert!(found == expected, "{:?} {precision:?}, {ranks} ranks", config.family);
+        for (ranks, seed) in [1, 2, 4].into_iter().flat_map(|r| (0..seeds).map(move |s| (r, s))) {
+            let seed = 100 * seed + 10 * number as u64 + u64::from(ranks);
+            let found = run_on_ranks(ranks, (&config, &options, micro_batches, seed));
+            let family = &config.family;
+            assert!(found == expected, "{family:?} {precision:?}, {ranks} ranks, seed {seed}");
         }
     }
+}
+
+/// A model with a parameter in several pieces, so that ranks own parts of it.
+pub(crate) fn large_vocabulary() -> ModelConfig {
+    let mut config = tiny("llama-3.2-1b");
+    (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
+    config.vocab_size = 2500;
+    config
+}
+
+/// Ranks own disjoint parts of optimizer state, and together all of it.
+#[test]
+fn every_rank_has_its_share_of_the_state() {
+    let config = large_vocabulary();
+    let options = TrainOptions { lanes: 4, ..options(Precision::Bf16Master) };
+    let state = |plan: &Plan| -> usize {
+        let own = plan.lasting.iter().map(|lasting| &lasting.tensor);
+        let own = own.filter(|tensor| tensor.class == TensorClass::OptimizerState);
+        own.map(|tensor| tensor.size_bytes()).sum()
+    };
+    let whole: usize = plans_of_ranks((&config, &options, 4, 3), 1).iter().map(|p| state(p)).sum();
+    for ranks in [2, 4] {
+        let plans = plans_of_ranks((&config, &options, 4, 3), ranks);
+        let sizes: Vec<usize> = plans.iter().map(|plan| state(plan)).collect();
+        assert_eq!(sizes.iter().sum::<usize>(), whole, "{sizes:?}");
+        let most = *sizes.iter().max().expect("some");
+        assert!(most * ranks as usize <= whole * 4 / 3, "{sizes:?} of {whole}");
+        assert!(plans.iter().all(|plan| plan.bytes == plans[0].bytes), "one budget is for all");
+    }
+}
+
+/// One rank has no collectives.
+#[test]
+fn one_rank_has_the_plan_of_before() {
+    let config = tiny("mistral-7b");
+    let options = TrainOptions { lanes: 2, ..options(Precision::F32) };
+    let plans = plans_of_ranks((&config, &options, 4, 3), 1);
+    let is_collective = |i: &Instruction| matches!(i.work, Work::Collective(_));
+    assert!(plans[0].links.rank_queue().is_none());
+    assert!(!plans[0].instructions.iter().any(is_collective) && plans[0].sharded.is_empty());
 }
 
 /// A gradient that is not finite changes nothing, on no rank.
@@ -146,7 +221,7 @@ fn ranks_agree_on_a_step_that_is_not_finite() {
     let config = tiny("mistral-7b");
     let options = TrainOptions { lanes: 2, ..options(Precision::F32) };
     let after = |poison: bool| {
-        on_ranks(2, (&config, &options, 2), |trainer| {
+        on_ranks(2, (&config, &options, 2, 4), |trainer| {
             let name = trainer.parameter_names().last().expect("a parameter").to_owned();
             if poison {
                 let values = trainer.read(&name).expect("values");
@@ -166,8 +241,15 @@ fn ranks_agree_on_a_step_that_is_not_finite() {
 fn what_ranks_cannot_share_is_refused() {
     let config = tiny("mistral-7b");
     let options = TrainOptions { lanes: 3, ..options(Precision::F32) };
-    let mut trainer = of_rank(&config, &options, 3, 1);
+    let place = RankPlace { rank: 0, ranks: 2 };
+    let error = rank_task(&config, &options, 3, place).expect_err("3 lanes on 2 ranks");
+    assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
+    let case = (&config, &options, 3, 1);
+    let mut trainer = of_rank(case, plans_of_ranks(case, 1).remove(0));
     let engine = in_process::connect(2).swap_remove(0);
     let error = trainer.lead(Ranks::new(Box::new(engine))).expect_err("3 lanes on 2 ranks");
     assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
+    let engine = in_process::connect(3).swap_remove(0);
+    let error = trainer.lead(Ranks::new(Box::new(engine))).expect_err("a plan for one rank");
+    assert!(matches!(error, TrainError::Option { option: "plan", .. }), "{error}");
 }

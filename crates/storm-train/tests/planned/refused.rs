@@ -7,7 +7,8 @@ use storm_device::{DeviceError, MemoryRefused, PlanDevice, Supply, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_host::{HostLimit, HostMemoryRefused};
 use storm_plan::{
-    Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
+    Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, RankPlace, SegmentId,
+    Tier,
 };
 use storm_train::{
     AnyBatch, Launch, LaunchRequest, LaunchSite, Notice, Precision, ReferenceTrainer, RunError,
@@ -164,7 +165,8 @@ impl LaunchSite<Stingy> for Site {
 
 fn request(vram_bytes: u64) -> LaunchRequest {
     LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: tiny("llama-3.2-1b").into(),
         options: options(Precision::Bf16Master),
         step: StepSize::MicroBatches(MICRO_BATCHES),

@@ -2,7 +2,7 @@
 
 use crate::models::{budget, gib, planned, profile, real_options, real_task};
 use storm_model::preset;
-use storm_plan::{Forced, HardwareProfile, Planned, Queue, TensorKind, Tier};
+use storm_plan::{Forced, HardwareProfile, Planned, Queue, RankPlace, TensorKind, Tier};
 use storm_train::{LaunchRequest, StepSize};
 
 /// Plenty for everything here.
@@ -11,7 +11,8 @@ const RAM: u64 = 110 << 30;
 #[track_caller]
 fn reaches(model: &str, vram_bytes: u64, tokens: usize, wanted: f64) {
     let request = LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: preset(model).expect("a preset").into(),
         options: real_options(1),
         step: StepSize::Tokens(tokens),

@@ -4,13 +4,14 @@ use crate::models::{
     budget, gib, least, profile, real_options, real_task, small_card, tiny, tiny_options,
 };
 use storm_model::preset;
-use storm_plan::{Forced, PlanError, Tier};
+use storm_plan::{Forced, PlanError, RankPlace, Tier};
 use storm_train::{LaunchRequest, StepPlan, StepSize, TrainError};
 
 #[track_caller]
 fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, TrainError> {
     let request = LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: preset(model).expect("a preset").into(),
         options: real_options(1),
         step: StepSize::Tokens(tokens),
@@ -26,7 +27,8 @@ fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, Train
 fn chosen_tiny(model: &str, sequences: usize, forced: Forced) -> StepPlan {
     let options = tiny_options();
     let request = LaunchRequest {
-        ranks: 1,
+        rank: RankPlace::default(),
+        decided: None,
         model: tiny(model).into(),
         step: StepSize::Tokens(sequences * options.sequence),
         options,

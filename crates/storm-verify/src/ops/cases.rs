@@ -529,9 +529,11 @@ impl Builder {
         let gradient_dtype = self.random.pick(&[DType::F32, self.dtype]);
         let gradient = self.graph.source("gradient", shape, gradient_dtype, TensorClass::Gradient);
         self.floats(gradient);
-        let squares = self.apply("squares", Op::SumOfSquares { x: gradient })?;
-        let whole = self.apply("whole", Op::SumOfPartials { partials: squares[1] })?[0];
-        let mut parts = vec![squares[0], whole];
+        let blocks = self.random.extent();
+        let partials = self.graph.source("partials", [blocks], DType::F32, TensorClass::Activation);
+        self.floats(partials);
+        self.apply("sum", Op::SumOfPartials { partials })?;
+        let mut parts = vec![self.apply("squares", Op::SumOfSquares { x: gradient })?[0]];
         for other in 0..self.random.pick(&[0, 1, 40]) {
             let value = self.random.value().abs();
             parts.push(self.scalar(&format!("part {other}"), value));

@@ -29,7 +29,7 @@ use storm_data::{Dataset, Order};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{AnyModel, ModelConfig, image_preset, preset};
-use storm_plan::{Budget, Forced, Link, Tier};
+use storm_plan::{Budget, Forced, Link, RankPlace, Tier};
 use storm_train::{
     AnyBatch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, Precision,
     RunError, StepPlan, StepSize, TrainOptions, Trainer,
@@ -343,7 +343,8 @@ impl Check<'_> {
         };
         let Machine { vram, ram, threads, profile, .. } = self.machine;
         let request = LaunchRequest {
-            ranks: 1,
+            rank: RankPlace::default(),
+            decided: None,
             model,
             options: TrainOptions::new(rows, sequence, precision),
             step: StepSize::MicroBatches(1),

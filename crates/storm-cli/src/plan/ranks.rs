@@ -1,0 +1,150 @@
+//! `storm plan --ranks`: several ranks that share a step, and what connects them.
+
+use super::{Answer, Request};
+use crate::UsageError;
+use crate::size::{self, positive};
+use clap::Args;
+use serde_json::{Value, json};
+use storm_plan::{MachineLink, RankLink, RankPlace};
+
+/// Of each collective, if not given.
+const LATENCY_MICROSECONDS: f64 = 20.0;
+
+#[derive(Args)]
+pub(super) struct RankArgs {
+    /// How many ranks share a step. Each computes as many of its lanes, and owns as much of the optimizer state.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(requires = "rank_bandwidth")]
+    ranks: Option<u32>,
+    /// Lanes of a step; one for each rank if not given.
+    #[arg(long, value_parser = positive)]
+    lanes: Option<usize>,
+    /// What a rank sends to others in a second while it receives as much: 370GB.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "ranks")]
+    rank_bandwidth: Option<u64>,
+    /// Microseconds that each collective takes at least; 20 if not given.
+    #[arg(long, value_name = "MICROSECONDS", requires = "ranks")]
+    rank_latency: Option<f64>,
+    /// Percent of the multiprocessors that collectives take from kernels beside them; 0 if not given.
+    #[arg(long, value_name = "PERCENT", requires = "ranks")]
+    rank_share: Option<f64>,
+    /// How many of the ranks each machine has, if they are on several.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(requires = "machine_bandwidth")]
+    machine_ranks: Option<u32>,
+    /// What a machine sends to others in a second while it receives as much: 12.5GB.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "machine_ranks")]
+    machine_bandwidth: Option<u64>,
+}
+
+impl RankArgs {
+    fn count(&self) -> u32 {
+        self.ranks.unwrap_or(1)
+    }
+
+    /// The plan is that of the first rank.
+    pub(super) fn place(&self) -> RankPlace {
+        RankPlace { rank: 0, ranks: self.count() }
+    }
+
+    pub(super) fn lanes(&self) -> Result<usize, UsageError> {
+        let (ranks, lanes) = (self.count() as usize, self.lanes.unwrap_or(self.count() as usize));
+        match lanes.is_multiple_of(ranks) {
+            true => Ok(lanes),
+            false => Err(UsageError(format!(
+                "{ranks} ranks cannot share {lanes} lanes evenly: --ranks must divide --lanes"
+            ))),
+        }
+    }
+
+    /// What connects the ranks; none if there is one.
+    pub(super) fn link(&self) -> Result<Option<RankLink>, UsageError> {
+        let Some(bandwidth) = self.rank_bandwidth else { return Ok(None) };
+        let latency = self.rank_latency.unwrap_or(LATENCY_MICROSECONDS);
+        let percent = self.rank_share.unwrap_or(0.0);
+        if !latency.is_finite() || latency < 0.0 {
+            return Err(UsageError(format!("--rank-latency cannot be {latency}")));
+        }
+        if !(0.0..=90.0).contains(&percent) {
+            return Err(UsageError(format!("--rank-share must be 0 to 90, not {percent}")));
+        }
+        if bandwidth == 0 || self.machine_bandwidth == Some(0) {
+            return Err(UsageError("a bandwidth of 0 connects nothing".to_owned()));
+        }
+        let machines = self.machine_ranks.zip(self.machine_bandwidth);
+        if let Some((on_one, _)) = machines
+            && !self.count().is_multiple_of(on_one)
+        {
+            return Err(UsageError(format!(
+                "{} ranks cannot be spread over machines of {on_one}: --machine-ranks must divide --ranks",
+                self.count()
+            )));
+        }
+        let machines =
+            machines.map(|(ranks, bandwidth)| MachineLink { ranks, bandwidth: bandwidth as f64 });
+        Ok(Some(RankLink {
+            bandwidth: bandwidth as f64,
+            latency_seconds: latency / 1e6,
+            share: percent / 100.0,
+            machines,
+        }))
+    }
+
+    /// The ranks of a run are those that `mpirun` starts.
+    pub(super) fn refuse_with_config(&self) -> Result<(), UsageError> {
+        match self.ranks.is_some() || self.lanes.is_some() {
+            true => Err(UsageError(
+                "--ranks and --lanes are for --model; a config file has lanes of its own"
+                    .to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The same as an object of JSON.
+pub(super) fn object(request: &Request, answer: &Answer) -> Value {
+    let simulation = &answer.planned.simulation;
+    let busy = answer.planned.plan.links.rank_queue().map(|queue| simulation.busy_seconds[queue]);
+    json!({
+        "count": request.rank.ranks,
+        "lanes": request.options.lanes,
+        "collective_seconds": busy,
+        "exposed_seconds": simulation.stalls.rank_seconds,
+        "alone_seconds": answer.alone_seconds,
+    })
+}
+
+/// What ranks do; nothing if there is one.
+pub(super) fn words(request: &Request, answer: &Answer) -> String {
+    let RankPlace { ranks, .. } = request.rank;
+    if ranks == 1 {
+        return String::new();
+    }
+    let lanes = request.options.lanes / ranks as usize;
+    let simulation = &answer.planned.simulation;
+    let of_link = request.profile.ranks.map_or_else(String::new, |link| {
+        let machines = link.machines.map_or_else(String::new, |machines| {
+            let (ranks, bandwidth) = (machines.ranks, machines.bandwidth / 1e9);
+            format!(", {ranks} on each machine, which sends {bandwidth:.1} GB/s")
+        });
+        format!(", each sends {:.0} GB/s{machines}", link.bandwidth / 1e9)
+    });
+    let mut words = vec![format!(
+        "{ranks}{of_link}; each computes {lanes} of {} lanes and owns 1/{ranks} of the optimizer state",
+        request.options.lanes
+    )];
+    if let Some(queue) = answer.planned.plan.links.rank_queue() {
+        words.push(format!(
+            "exchange and gather take {:.3} s of a step; kernels wait {:.3} s for them",
+            simulation.busy_seconds[queue], simulation.stalls.rank_seconds
+        ));
+    }
+    if let Some(alone) = answer.alone_seconds {
+        words.push(format!(
+            "a rank alone would take {alone:.3} s for its share: {:.1} % of linear",
+            100.0 * alone / answer.planned.prediction.step_seconds
+        ));
+    }
+    words.join("; ")
+}
