@@ -57,8 +57,8 @@ struct Bench {
 /// More pieces than are in flight at once, a single block, one piece, and some.
 const MANY: [usize; 4] = [32 * MIB + 3 * BLOCK, BLOCK, 4 * MIB, 5 * MIB + BLOCK];
 
-/// Four pieces, and a block.
-const FOUR: [usize; 2] = [12 * MIB + 3 * BLOCK, BLOCK];
+/// Four pieces, of which the last has an odd number of blocks, and a block.
+const FOUR: [usize; 2] = [12 * MIB + 5 * BLOCK, BLOCK];
 
 /// Extents with gaps between them.
 fn extents(sizes: &[usize]) -> Vec<Range<u64>> {

@@ -129,13 +129,15 @@ impl RingLane {
         for index in left.chain(waiting) {
             let (start, bytes) = self.memory_of(index, memory);
             match self.access {
-                // SAFETY: nothing is in flight any more; the rest is the caller's promise.
-                ScratchAccess::Read => self
-                    .pieces
-                    .read(index, unsafe { std::slice::from_raw_parts_mut(start, bytes) })?,
-                // SAFETY: as above.
+                ScratchAccess::Read => {
+                    // SAFETY: nothing is in flight any more; the rest is the caller's promise.
+                    let to = unsafe { std::slice::from_raw_parts_mut(start, bytes) };
+                    self.pieces.read(index, to)?;
+                }
                 ScratchAccess::Write => {
-                    self.pieces.write(index, unsafe { std::slice::from_raw_parts(start, bytes) })?
+                    // SAFETY: as above.
+                    let from = unsafe { std::slice::from_raw_parts(start, bytes) };
+                    self.pieces.write(index, from)?;
                 }
             }
         }

@@ -192,7 +192,7 @@ impl ScratchStore {
 #[derive(Debug)]
 enum Lanes {
     Threads { reads: Lane, writes: Lane },
-    Rings { reads: RingLane, writes: RingLane },
+    Rings { reads: Box<RingLane>, writes: Box<RingLane> },
 }
 
 impl Lanes {
@@ -200,7 +200,7 @@ impl Lanes {
     fn rings(pieces: &Arc<Pieces>) -> Option<Lanes> {
         let reads = RingLane::new(pieces, ScratchAccess::Read).ok()?;
         let writes = RingLane::new(pieces, ScratchAccess::Write).ok()?;
-        Some(Lanes::Rings { reads, writes })
+        Some(Lanes::Rings { reads: Box::new(reads), writes: Box::new(writes) })
     }
 
     fn threads(pieces: &Arc<Pieces>) -> Result<Lanes, ScratchError> {
