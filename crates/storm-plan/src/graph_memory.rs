@@ -77,7 +77,14 @@ mod tests {
             Stage::once("head", 2),
         ];
         let forward = Program::new(vec![embedding, layer, head], stages).unwrap();
-        Task { forward, training: None, micro_batches, lanes: 1, data: BTreeSet::new() }
+        Task {
+            forward,
+            training: None,
+            micro_batches,
+            lanes: 1,
+            rank: crate::RankPlace::default(),
+            data: BTreeSet::new(),
+        }
     }
 
     #[test]
