@@ -392,9 +392,11 @@ fn text_is_estimated_like_records() {
     let seconds = estimate["epoch_seconds"].as_f64().unwrap();
     assert!((seconds / (rows as f64 / 20.0) - 1.0).abs() < 1e-9, "{estimate}");
     assert_eq!(estimate["resident"], true);
-    // More than a sixteenth of data-ram would take to hold it.
+    // More than data-ram holds.
+    folder.write("b.txt", &"Call me Ishmael. ".repeat(400_000));
+    folder.data("pack @b.txt --tokenizer bytes --out @more").succeeded();
     let small = folder.inspect(
-        "estimate @books --seq 256 --batch 4 --data-ram 1200KiB --order window --hardware reference --json",
+        "estimate @more --seq 256 --batch 4 --data-ram 4MiB --order window --hardware reference --json",
     );
     let stages = small["stages"].as_array().unwrap();
     assert_eq!(small["resident"], false);

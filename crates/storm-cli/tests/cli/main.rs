@@ -252,7 +252,7 @@ fn the_training_bench_prints_json() {
 fn the_training_bench_asks_about_wear() {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let line = format!(
-        "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 1 --chunk-rows 8 --vram 1GiB --ram 2GiB \
+        "bench train --device cpu --model gpt2 --layers 2 --batch 1 --seq 8 --accumulate 1 --chunk-rows 8 --vram 1GiB --ram 2GiB \
          --hardware reference --steps 1 --warmup 0 --optimizer-state streamed --on-disk moments --disk-space 1GiB --disk {}",
         folder.path().display()
     );
