@@ -27,7 +27,7 @@ pub(super) enum Count {
     Found,
     /// Nanoseconds from beginning a batch to its end, and in reading along with it.
     WorkingNs,
-    /// Nanoseconds that the batch took that took longest, of those that were not looked at yet.
+    /// Nanoseconds of the slowest batch since the counters were last read.
     LongestNs,
 }
 
@@ -83,9 +83,9 @@ pub struct LoaderStatistics {
     pub working_ns: u64,
     /// Batches that are prepared ahead now.
     pub ahead: u64,
-    /// Nanoseconds that the batch took that took longest to make, of those that decided how many are prepared ahead.
+    /// Nanoseconds of the slowest batch among those that decided how many are prepared ahead.
     pub longest_ns: u64,
-    /// Nanoseconds for which the caller used each of them; 0 before any was looked at.
+    /// Nanoseconds for which the caller used each of them; 0 before the first measurement.
     pub interval_ns: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::records::stream::{ELEMENTS, Piece, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that are looked at to see in how many records one lies.
+/// Rows sampled to find how many records a row spans.
 const SAMPLED_ROWS: u64 = 256;
 
 /// Rows of a dataset.
