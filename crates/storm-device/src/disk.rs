@@ -5,7 +5,7 @@ use crate::{DeviceError, MemoryRefused};
 use std::ops::Range;
 use std::sync::Arc;
 use storm_host::{ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchStore};
-use storm_plan::{Copy, DISK_BLOCK_BYTES, Link, Plan, Tier, Work};
+use storm_plan::{Copy, DISK_BLOCK_BYTES, Link, Plan, Tier, Work, merged_ranges};
 
 /// Where a device puts the disk tier of a plan.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl DiskTier {
             return Err(DeviceError::Disk { problem: DiskProblem::Unusable, reason });
         }
         let store = ScratchStore::new(&options.folder, bytes as u64, extents, options.scratch);
-        let slots = merged(copies().map(|copy| copy.host..copy.host + copy.bytes).collect());
+        let slots = merged_ranges(copies().map(|copy| copy.host..copy.host + copy.bytes).collect());
         Ok(Some(DiskTier { store: store.map_err(refused)?, slots }))
     }
 
@@ -174,30 +174,5 @@ fn problem(error: &ScratchError) -> DiskProblem {
         ScratchError::Filled { .. } => DiskProblem::Full,
         ScratchError::Io { .. } | ScratchError::Damaged { .. } => DiskProblem::Faulty,
         _ => DiskProblem::Unusable,
-    }
-}
-
-/// Ranges without those that touch each other.
-fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut merged: Vec<Range<usize>> = Vec::new();
-    for range in ranges {
-        match merged.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => merged.push(range),
-        }
-    }
-    merged
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_are_merged_where_they_touch() {
-        let ranges = vec![8..12, 0..4, 4..6, 9..10, 20..30, 11..14];
-        assert_eq!(merged(ranges), [0..6, 8..14, 20..30]);
-        assert_eq!(merged(Vec::new()), []);
     }
 }

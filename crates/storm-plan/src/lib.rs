@@ -20,6 +20,7 @@ mod profile;
 mod profiles;
 mod queue;
 mod random;
+mod ranges;
 mod request;
 mod search;
 mod simulate;
@@ -54,6 +55,7 @@ pub use profile::{
 };
 pub use queue::{Link, Links, PerQueue, Queue};
 pub use random::{random_decisions, random_decisions_with_disk};
+pub use ranges::merged_ranges;
 pub use request::{
     Budget, Forced, OnDisk, Placement, Planned, Policy, Prediction, guess_step_seconds, plan,
     plan_decided, policies,

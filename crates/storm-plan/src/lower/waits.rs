@@ -6,6 +6,7 @@
 
 use crate::plan::{Compute, Input, Instruction, InstructionId, Operand, Plan, Run, Work};
 use crate::queue::Queue;
+use crate::ranges::merged_ranges;
 use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 use storm_graph::work;
@@ -255,15 +256,7 @@ fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
             Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => {}
         }
     }
-    ranges.sort_by_key(|range| range.start);
-    let mut merged: Vec<Range<usize>> = Vec::new();
-    for range in ranges {
-        match merged.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => merged.push(range),
-        }
-    }
-    merged
+    merged_ranges(ranges)
 }
 
 fn is_shared(shared: &[Range<usize>], range: &Range<usize>) -> bool {
