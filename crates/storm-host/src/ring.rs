@@ -9,6 +9,8 @@ pub(crate) struct Ring {
     depth: usize,
     /// Entries that were added and have no result yet.
     in_flight: usize,
+    /// Whether it acts as if the system refused it.
+    is_refused: bool,
 }
 
 impl std::fmt::Debug for Ring {
@@ -30,7 +32,7 @@ impl Ring {
         if !operations.iter().all(|&operation| probe.is_supported(operation)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Ring { ring, depth: entries as usize, in_flight: 0 })
+        Ok(Ring { ring, depth: entries as usize, in_flight: 0, is_refused: false })
     }
 
     /// How many accesses can be in flight.
@@ -73,6 +75,11 @@ impl Ring {
         pushed
     }
 
+    /// Lets all later calls of [`Ring::submit`] and [`Ring::wait`] fail, as the system may.
+    pub(crate) fn refuse(&mut self) {
+        self.is_refused = true;
+    }
+
     /// Begins what was added.
     ///
     /// # Errors
@@ -81,7 +88,7 @@ impl Ring {
         if self.ring.submission().is_empty() {
             return Ok(());
         }
-        again(|| self.ring.submit())
+        self.enter(0)
     }
 
     /// Waits for any access: what it was named, and the bytes that it transferred. None if none is in flight.
@@ -93,9 +100,17 @@ impl Ring {
             if let Some(done) = self.take_done() {
                 return Ok(Some(done));
             }
-            again(|| self.ring.submit_and_wait(1))?;
+            self.enter(1)?;
         }
         Ok(None)
+    }
+
+    /// Begins what was added, and waits for so many results.
+    fn enter(&self, results: usize) -> io::Result<()> {
+        match self.is_refused {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => again(|| self.ring.submit_and_wait(results)),
+        }
     }
 
     /// Waits for what the kernel has begun without asking it to, after it has refused that. What it has not begun, it

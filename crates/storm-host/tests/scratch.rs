@@ -215,6 +215,31 @@ fn faults_end_in_errors_or_change_nothing() {
     }
 }
 
+/// Whether or not pieces are in flight then, all of them arrive; so do those of later copies.
+#[test]
+fn io_uring_may_be_refused_at_any_time() {
+    let folder = Folder::new("no-ring");
+    let folder = folder.open();
+    for access in [ScratchAccess::Read, ScratchAccess::Write] {
+        // The ninth begins when the first of eight is there.
+        for every in [1, 3, 9] {
+            let fault = Some(ScratchFault { access, every, kind: ScratchFaultKind::NoRing });
+            let options = ScratchOptions { way: ScratchWay::Ring, fault };
+            let mut bench = Bench::new(&folder, &MANY, options, every == 3);
+            for round in 0..2 {
+                for extent in [0, 3] {
+                    bench.write(extent, round + extent as u32).expect("written");
+                }
+                for extent in [0, 3] {
+                    let read = bench.read(extent).expect("read");
+                    assert!(is_filled(read, round + extent as u32), "{access:?} {every} {round}");
+                }
+            }
+            assert!(bench.read(2).expect("zeros").iter().all(|&byte| byte == 0));
+        }
+    }
+}
+
 /// The host reads and writes any bytes of what copies have written, and the other way round.
 #[test]
 fn the_host_reads_and_writes_parts() {

@@ -31,6 +31,8 @@ pub enum ScratchFaultKind {
     Short,
     /// Other bytes arrive.
     Damage,
+    /// The system refuses io_uring from then on.
+    NoRing,
 }
 
 /// Counts accesses.

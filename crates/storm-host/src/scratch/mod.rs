@@ -5,6 +5,7 @@
 //! the page cache where the file system allows that, by io_uring where the system allows it, and every piece that is
 //! read is compared with the checksum of what was written.
 
+mod crew;
 mod error;
 mod fault;
 mod file;

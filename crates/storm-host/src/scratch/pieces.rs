@@ -81,31 +81,83 @@ impl Pieces {
 
     /// Reads a piece, as [`Pieces::begin`] says.
     pub(super) fn read(&self, index: usize, to: &mut [u8]) -> Result<(), ScratchError> {
-        let Some(mut transfer) = self.begin(ScratchAccess::Read, index) else {
-            to.fill(0);
-            return Ok(());
-        };
-        loop {
-            let part = self.part(&transfer)?;
-            let at = self.list[index].offset + part.start as u64;
-            let result = self.file.read_at(&mut to[part], at);
-            if self.advance(&mut transfer, result)? && self.finish_read(&mut transfer, to)? {
-                return Ok(());
+        match self.begin(ScratchAccess::Read, index) {
+            Some(transfer) => self.complete_read(transfer, to),
+            None => {
+                to.fill(0);
+                Ok(())
             }
         }
     }
 
     /// Writes a piece, and remembers its checksum.
     pub(super) fn write(&self, index: usize, from: &[u8]) -> Result<(), ScratchError> {
-        let mut transfer = Transfer::new(ScratchAccess::Write, index, &self.faults);
-        loop {
+        self.complete_write(Transfer::new(ScratchAccess::Write, index, &self.faults), from)
+    }
+
+    /// Reads what is missing of a piece, and compares its checksum. If it differs, the piece is read once more: the way from
+    /// the disk may have been at fault.
+    pub(super) fn complete_read(
+        &self,
+        mut transfer: Transfer,
+        to: &mut [u8],
+    ) -> Result<(), ScratchError> {
+        let index = transfer.index;
+        for is_last in [false, true] {
+            while !self.is_complete(&transfer) {
+                let part = self.part(&transfer)?;
+                let at = self.list[index].offset + part.start as u64;
+                let result = self.file.read_at(&mut to[part], at);
+                self.advance(&mut transfer, result)?;
+            }
+            if transfer.fault == Some(ScratchFaultKind::Damage) {
+                to[0] ^= 1;
+            }
+            if checksum(to) == self.sums[index].load(Ordering::Acquire) {
+                break;
+            }
+            if is_last {
+                let Piece { offset, bytes } = self.list[index];
+                return Err(ScratchError::Damaged { offset, bytes });
+            }
+            transfer = Transfer::new(ScratchAccess::Read, index, &self.faults);
+        }
+        Ok(())
+    }
+
+    /// Writes what is missing of a piece, and remembers its checksum.
+    pub(super) fn complete_write(
+        &self,
+        mut transfer: Transfer,
+        from: &[u8],
+    ) -> Result<(), ScratchError> {
+        let index = transfer.index;
+        while !self.is_complete(&transfer) {
             let part = self.part(&transfer)?;
             let at = self.list[index].offset + part.start as u64;
             let result = self.file.write_at(&from[part], at);
-            if self.advance(&mut transfer, result)? {
-                return self.finish_write(&transfer, from);
-            }
+            self.advance(&mut transfer, result)?;
         }
+        self.written(&transfer, from)?;
+        self.remember(index, from);
+        Ok(())
+    }
+
+    /// Remembers the checksum of what a piece will have when it is written. If that fails, the piece counts as damaged.
+    pub(super) fn remember(&self, index: usize, from: &[u8]) {
+        self.sums[index].store(checksum(from), Ordering::Release);
+    }
+
+    /// Lets a write go wrong unnoticed if it is to.
+    pub(super) fn written(&self, transfer: &Transfer, from: &[u8]) -> Result<(), ScratchError> {
+        if transfer.fault != Some(ScratchFaultKind::Damage) {
+            return Ok(());
+        }
+        let mut block = PageBuffer::new(BLOCK_BYTES);
+        block.as_mut_slice().copy_from_slice(&from[..BLOCK_BYTES]);
+        block.as_mut_slice()[0] ^= 1;
+        let written = self.file.write_at(block.as_slice(), self.list[transfer.index].offset);
+        written.map(|_| ()).map_err(|error| self.failed(transfer, error))
     }
 
     pub(super) fn file(&self) -> &File {
@@ -134,65 +186,26 @@ impl Pieces {
         Ok(done..end)
     }
 
-    /// Counts what an access has transferred, in whole blocks, since the next one must begin at a block. Says whether
-    /// the piece is complete.
+    /// Counts what an access has transferred, in whole blocks, since the next one must begin at a block.
     pub(super) fn advance(
         &self,
         transfer: &mut Transfer,
         result: io::Result<usize>,
-    ) -> Result<bool, ScratchError> {
+    ) -> Result<(), ScratchError> {
         match result {
             Ok(count) if count >= BLOCK_BYTES => {
                 transfer.done += count / BLOCK_BYTES * BLOCK_BYTES;
+                Ok(())
             }
-            Ok(_) => {
-                return Err(self.failed(transfer, io::ErrorKind::UnexpectedEof.into()));
-            }
-            Err(error) if is_passing(&error) => {}
-            Err(error) => return Err(self.failed(transfer, error)),
+            Ok(_) => Err(self.failed(transfer, io::ErrorKind::UnexpectedEof.into())),
+            Err(error) if is_passing(&error) => Ok(()),
+            Err(error) => Err(self.failed(transfer, error)),
         }
-        Ok(transfer.done >= self.list[transfer.index].bytes)
     }
 
-    /// Compares the checksum of a piece that was read. If it differs, the piece must be read once more, which the
-    /// transfer then does: the way from the disk may have been at fault.
-    pub(super) fn finish_read(
-        &self,
-        transfer: &mut Transfer,
-        to: &mut [u8],
-    ) -> Result<bool, ScratchError> {
-        if transfer.fault == Some(ScratchFaultKind::Damage) {
-            to[0] ^= 1;
-        }
-        let index = transfer.index;
-        if checksum(to) == self.sums[index].load(Ordering::Acquire) {
-            return Ok(true);
-        }
-        if transfer.is_repeated {
-            let Piece { offset, bytes } = self.list[index];
-            return Err(ScratchError::Damaged { offset, bytes });
-        }
-        *transfer = Transfer::new(ScratchAccess::Read, index, &self.faults);
-        transfer.is_repeated = true;
-        Ok(false)
-    }
-
-    /// Remembers the checksum of a piece that was written.
-    pub(super) fn finish_write(
-        &self,
-        transfer: &Transfer,
-        from: &[u8],
-    ) -> Result<(), ScratchError> {
-        let index = transfer.index;
-        if transfer.fault == Some(ScratchFaultKind::Damage) {
-            let mut block = PageBuffer::new(BLOCK_BYTES);
-            block.as_mut_slice().copy_from_slice(&from[..BLOCK_BYTES]);
-            block.as_mut_slice()[0] ^= 1;
-            let written = self.file.write_at(block.as_slice(), self.list[index].offset);
-            written.map_err(|error| self.failed(transfer, error))?;
-        }
-        self.sums[index].store(checksum(from), Ordering::Release);
-        Ok(())
+    /// Whether all bytes of the piece are there.
+    pub(super) fn is_complete(&self, transfer: &Transfer) -> bool {
+        transfer.done >= self.list[transfer.index].bytes
     }
 
     fn refused(&self, transfer: &Transfer, code: i32) -> ScratchError {
@@ -219,22 +232,91 @@ impl Pieces {
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) index: usize,
-    access: ScratchAccess,
+    pub(super) access: ScratchAccess,
     /// Bytes that are there, in whole blocks.
     done: usize,
     /// What goes wrong with it.
     fault: Option<ScratchFaultKind>,
-    /// Whether it was read before, and its checksum differed.
-    is_repeated: bool,
 }
 
 impl Transfer {
     fn new(access: ScratchAccess, index: usize, faults: &Faults) -> Transfer {
-        Transfer { index, access, done: 0, fault: faults.next(access), is_repeated: false }
+        Transfer { index, access, done: 0, fault: faults.next(access) }
+    }
+
+    /// Whether io_uring is to be refused now.
+    pub(super) fn ends_ring(&self) -> bool {
+        self.fault == Some(ScratchFaultKind::NoRing)
+    }
+}
+
+/// Where the bytes of consecutive pieces are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// The first one in the file.
+    pub(super) offset: u64,
+    /// Its address.
+    pub(super) address: usize,
+}
+
+impl Memory {
+    /// The address of a byte of the file.
+    pub(super) fn address(self, at: u64) -> usize {
+        self.address + (at - self.offset) as usize
+    }
+
+    /// The memory of a piece.
+    ///
+    /// # Safety
+    /// It is there, and nothing writes it as long as this is used.
+    pub(super) unsafe fn of<'a>(self, piece: Piece) -> &'a [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.address(piece.offset) as *const u8, piece.bytes) }
+    }
+
+    /// The memory of a piece.
+    ///
+    /// # Safety
+    /// It is there, and nothing else accesses it as long as this is used.
+    pub(super) unsafe fn of_mut<'a>(self, piece: Piece) -> &'a mut [u8] {
+        let start = self.address(piece.offset) as *mut u8;
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start, piece.bytes) }
     }
 }
 
 /// Whether the same access may work next time.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    /// Only whole blocks count, since the next access must begin at one; nothing at all is an error, and so is any other
+    /// than those that pass.
+    #[test]
+    fn what_an_access_transferred_is_counted_in_blocks() {
+        let file = File::open("/dev/null").expect("a file");
+        let pieces = Pieces::new(file, vec![0..3 * BLOCK_BYTES as u64], None);
+        let mut transfer = pieces.begin(ScratchAccess::Write, 0).expect("something to write");
+        let mut after = |result: io::Result<usize>| {
+            pieces.advance(&mut transfer, result)?;
+            let next = pieces.part(&transfer)?;
+            Ok::<_, ScratchError>((next.start / BLOCK_BYTES, pieces.is_complete(&transfer)))
+        };
+        assert_eq!(after(Err(ErrorKind::Interrupted.into())).unwrap(), (0, false));
+        assert_eq!(after(Err(ErrorKind::WouldBlock.into())).unwrap(), (0, false));
+        assert_eq!(after(Ok(BLOCK_BYTES + 100)).unwrap(), (1, false));
+        assert_eq!(after(Ok(2 * BLOCK_BYTES - 1)).unwrap(), (2, false));
+        for result in [Ok(BLOCK_BYTES - 1), Ok(0), Err(io::Error::from_raw_os_error(libc::EIO))] {
+            let error = after(result).expect_err("no progress");
+            assert!(matches!(error, ScratchError::Io { access: "writing", .. }), "{error}");
+        }
+        let quota = after(Err(io::Error::from_raw_os_error(libc::EDQUOT)));
+        assert!(matches!(quota, Err(ScratchError::Filled { .. })));
+        assert_eq!(after(Ok(BLOCK_BYTES)).unwrap(), (3, true));
+    }
 }

@@ -1,8 +1,9 @@
-//! Transfers by io_uring: the thread that asks for one computes checksums while other pieces are on their way.
+//! Transfers by io_uring: the thread that asks for one keeps pieces on their way, and a crew computes the checksums.
 
 use super::ScratchAccess;
 use super::ScratchError;
-use super::pieces::{Pieces, Transfer};
+use super::crew::{Crew, Job};
+use super::pieces::{Memory, Pieces, Transfer};
 use crate::ring::Ring;
 use io_uring::{opcode, squeue, types};
 use std::io;
@@ -32,14 +33,8 @@ struct State {
     regions: Vec<(usize, usize)>,
 }
 
-/// Where the bytes of a transfer are.
-#[derive(Clone, Copy)]
-struct Memory {
-    /// The first one in the file.
-    offset: u64,
-    /// Its address.
-    address: usize,
-}
+/// The pieces in flight, by the number that the ring knows each by.
+type Places = [Option<Transfer>; DEPTH];
 
 impl RingLane {
     /// # Errors
@@ -70,49 +65,55 @@ impl RingLane {
         is_registered
     }
 
-    /// Transfers consecutive pieces, and returns when all are done.
+    /// Transfers consecutive pieces, and returns when none is in flight. The crew may still compute checksums then. If the
+    /// system refuses the ring, some pieces are still waiting.
     ///
     /// # Safety
-    /// `address` is memory as large as the pieces. Until this returns, nothing else writes it, or accesses it at all if
-    /// the lane reads.
+    /// As [`super::lane::Lane::transfer`], and until the crew has finished.
     pub(super) unsafe fn transfer(
         &self,
-        mut waiting: Range<usize>,
-        offset: u64,
-        address: usize,
+        waiting: &mut Range<usize>,
+        memory: Memory,
+        crew: &Crew,
     ) -> Result<(), ScratchError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { ring, regions } = &mut *state;
-        let memory = Memory { offset, address };
-        let mut on_their_way: [Option<Transfer>; DEPTH] = Default::default();
+        let mut places: Places = Default::default();
         let mut failure = None;
         let is_refused = loop {
             let Some(ring) = ring.as_mut() else { break true };
             // After a failure, only what is in flight is waited for.
             while failure.is_none()
-                && let Some(place) = on_their_way.iter().position(Option::is_none)
+                && let Some(place) = places.iter().position(Option::is_none)
                 && let Some(index) = waiting.next()
             {
-                if let Some(transfer) = self.begin(index, memory) {
-                    on_their_way[place] = Some(transfer);
-                    let pushed = self.push(ring, regions, place, &mut on_their_way, memory);
-                    failure = pushed.err();
+                let Some(transfer) = self.pieces.begin(self.access, index) else {
+                    // SAFETY: the caller's promise.
+                    unsafe { crew.add(Job::Clear(index), memory) };
+                    continue;
+                };
+                places[place] = Some(transfer);
+                failure = self.push(ring, regions, place, &mut places, memory).err();
+                if self.access == ScratchAccess::Write {
+                    // SAFETY: the caller's promise; the disk only reads this memory, too.
+                    unsafe { crew.add(Job::Remember(index), memory) };
                 }
             }
-            // Before the next checksum is computed.
+            // What was added begins before anything else is looked at.
             if ring.submit().is_err() {
                 break true;
             }
             match ring.wait() {
-                Ok(None) => break on_their_way.iter().any(Option::is_some),
+                Ok(None) => break places.iter().any(Option::is_some),
                 Err(_) => break true,
                 Ok(Some((place, result))) => {
                     let place = place as usize;
-                    let arrived = self.arrived(&mut on_their_way[place], result, memory);
-                    let next = arrived
-                        .and_then(|()| self.push(ring, regions, place, &mut on_their_way, memory));
+                    // SAFETY: the caller's promise.
+                    let arrived = unsafe { self.arrived(&mut places[place], result, memory, crew) };
+                    let next =
+                        arrived.and_then(|()| self.push(ring, regions, place, &mut places, memory));
                     if let Err(error) = next {
-                        on_their_way[place] = None;
+                        places[place] = None;
                         failure.get_or_insert(error);
                     }
                 }
@@ -124,58 +125,37 @@ impl RingLane {
         if let Some(error) = failure {
             return Err(error);
         }
-        // If the ring was refused, what is left is transferred without it, from its beginning.
-        let left = on_their_way.iter().flatten().map(|transfer| transfer.index);
-        for index in left.chain(waiting) {
-            let (start, bytes) = self.memory_of(index, memory);
-            match self.access {
-                ScratchAccess::Read => {
-                    // SAFETY: nothing is in flight any more; the rest is the caller's promise.
-                    let to = unsafe { std::slice::from_raw_parts_mut(start, bytes) };
-                    self.pieces.read(index, to)?;
-                }
-                ScratchAccess::Write => {
-                    // SAFETY: as above.
-                    let from = unsafe { std::slice::from_raw_parts(start, bytes) };
-                    self.pieces.write(index, from)?;
-                }
-            }
+        // If the ring was refused, the crew does without it.
+        for transfer in places.into_iter().flatten() {
+            // SAFETY: nothing is in flight any more; the rest is the caller's promise.
+            unsafe { crew.add(Job::Complete(transfer), memory) };
         }
         Ok(())
     }
 
-    /// Begins a piece; none if nothing is to be transferred.
-    fn begin(&self, index: usize, memory: Memory) -> Option<Transfer> {
-        let transfer = self.pieces.begin(self.access, index);
-        if transfer.is_none() {
-            let (start, bytes) = self.memory_of(index, memory);
-            // SAFETY: the promise of `transfer`; this piece is not in flight.
-            unsafe { std::ptr::write_bytes(start, 0, bytes) };
-        }
-        transfer
-    }
-
-    /// Adds the next access of a piece to the ring, if the piece is not done. If the ring does not take it, the piece
+    /// Adds the next access of a piece to the ring, if there is a piece. If the ring does not take it, the piece
     /// stays where it is.
     fn push(
         &self,
         ring: &mut Ring,
         regions: &[(usize, usize)],
         place: usize,
-        on_their_way: &mut [Option<Transfer>],
+        places: &mut Places,
         memory: Memory,
     ) -> Result<(), ScratchError> {
-        let Some(transfer) = &on_their_way[place] else { return Ok(()) };
+        let Some(transfer) = &places[place] else { return Ok(()) };
+        if transfer.ends_ring() {
+            ring.refuse();
+        }
         let part = match self.pieces.part(transfer) {
             Ok(part) => part,
             Err(error) => {
-                on_their_way[place] = None;
+                places[place] = None;
                 return Err(error);
             }
         };
         let at = self.pieces.piece(transfer.index).offset + part.start as u64;
-        let address = memory.address + (at - memory.offset) as usize;
-        let bytes = part.len();
+        let (address, bytes) = (memory.address(at), part.len());
         let is_inside = |&(start, length): &(usize, usize)| {
             start <= address && address + bytes <= start + length
         };
@@ -206,42 +186,33 @@ impl RingLane {
         }
     }
 
-    /// Takes the result of an access. A piece that is done leaves its place.
-    fn arrived(
+    /// Takes the result of an access. A piece that is complete leaves its place, to the crew if it was read.
+    ///
+    /// # Safety
+    /// As [`RingLane::transfer`].
+    unsafe fn arrived(
         &self,
         place: &mut Option<Transfer>,
         result: io::Result<usize>,
         memory: Memory,
+        crew: &Crew,
     ) -> Result<(), ScratchError> {
         let Some(transfer) = place else { return Ok(()) };
-        if !self.pieces.advance(transfer, result)? {
+        self.pieces.advance(transfer, result)?;
+        if !self.pieces.is_complete(transfer) {
             return Ok(());
         }
-        let (start, bytes) = self.memory_of(transfer.index, memory);
-        let is_done = match self.access {
-            ScratchAccess::Read => {
-                // SAFETY: the promise of `transfer`; this piece is no longer in flight.
-                let to = unsafe { std::slice::from_raw_parts_mut(start, bytes) };
-                self.pieces.finish_read(transfer, to)?
-            }
+        let Some(transfer) = place.take() else { return Ok(()) };
+        match self.access {
+            // SAFETY: the caller's promise; this piece is no longer in flight.
+            ScratchAccess::Read => unsafe { crew.add(Job::Complete(transfer), memory) },
             ScratchAccess::Write => {
-                // SAFETY: as above.
-                let from = unsafe { std::slice::from_raw_parts(start, bytes) };
-                self.pieces.finish_write(transfer, from)?;
-                true
+                // SAFETY: the caller's promise.
+                let from = unsafe { memory.of(self.pieces.piece(transfer.index)) };
+                self.pieces.written(&transfer, from)?;
             }
-        };
-        if is_done {
-            *place = None;
         }
         Ok(())
-    }
-
-    /// Address and bytes of a piece.
-    fn memory_of(&self, index: usize, memory: Memory) -> (*mut u8, usize) {
-        let piece = self.pieces.piece(index);
-        let start = memory.address + (piece.offset - memory.offset) as usize;
-        (start as *mut u8, piece.bytes)
     }
 }
 

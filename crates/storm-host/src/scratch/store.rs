@@ -1,5 +1,5 @@
 use super::lane::Lane;
-use super::pieces::Pieces;
+use super::pieces::{Memory, Pieces};
 use super::ring_lane::RingLane;
 use super::{
     ScratchAccess, ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchWay, file,
@@ -14,8 +14,8 @@ const HOST_THREADS: usize = 4;
 /// A scratch file. One thread reads and one writes at a time.
 #[derive(Debug)]
 pub struct ScratchStore {
-    // Dropped first: they use the pieces.
-    lanes: Lanes,
+    reads: Lane,
+    writes: Lane,
     pieces: Arc<Pieces>,
     bytes: u64,
     path: ScratchPath,
@@ -39,15 +39,18 @@ impl ScratchStore {
         let (file, is_direct) = file::create(folder, bytes, way)?;
         let pieces = Arc::new(Pieces::new(file, extents, fault));
         let rings = match way {
-            ScratchWay::Ring if is_direct => Lanes::rings(&pieces),
+            ScratchWay::Ring if is_direct => rings(&pieces),
             _ => None,
         };
-        let (lanes, path) = match rings {
-            Some(lanes) => (lanes, ScratchPath::Ring { is_registered: false }),
-            None if is_direct => (Lanes::threads(&pieces)?, ScratchPath::Direct),
-            None => (Lanes::threads(&pieces)?, ScratchPath::PageCache),
+        let path = match (&rings, is_direct) {
+            (Some(_), _) => ScratchPath::Ring { is_registered: false },
+            (None, true) => ScratchPath::Direct,
+            (None, false) => ScratchPath::PageCache,
         };
-        Ok(ScratchStore { lanes, pieces, bytes, path })
+        let (reading, writing) = rings.unzip();
+        let reads = Lane::new(&pieces, ScratchAccess::Read, reading)?;
+        let writes = Lane::new(&pieces, ScratchAccess::Write, writing)?;
+        Ok(ScratchStore { reads, writes, pieces, bytes, path })
     }
 
     /// Registers memory, given as address and bytes, with the kernel, if io_uring is used: reads and writes of this
@@ -56,9 +59,10 @@ impl ScratchStore {
     /// # Safety
     /// The memory stays where it is as long as the store is used.
     pub unsafe fn register(&mut self, memory: &[(usize, usize)]) {
-        if let Lanes::Rings { reads, writes } = &self.lanes {
+        if let ScratchPath::Ring { .. } = self.path {
             // SAFETY: the caller's promise.
-            let is_registered = unsafe { reads.register(memory) && writes.register(memory) };
+            let is_registered =
+                unsafe { self.reads.register(memory) && self.writes.register(memory) };
             self.path = ScratchPath::Ring { is_registered };
         }
     }
@@ -84,7 +88,7 @@ impl ScratchStore {
     pub unsafe fn read(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise.
-        unsafe { self.lanes.transfer(ScratchAccess::Read, pieces, offset, to as usize) }
+        unsafe { self.reads.transfer(pieces, Memory { offset, address: to as usize }) }
     }
 
     /// Writes an extent.
@@ -102,7 +106,7 @@ impl ScratchStore {
     ) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise; writing does not change the memory.
-        unsafe { self.lanes.transfer(ScratchAccess::Write, pieces, offset, from as usize) }
+        unsafe { self.writes.transfer(pieces, Memory { offset, address: from as usize }) }
     }
 
     /// Reads any bytes, while nothing else is being transferred.
@@ -188,55 +192,9 @@ impl ScratchStore {
     }
 }
 
-/// Both directions.
-#[derive(Debug)]
-enum Lanes {
-    Threads { reads: Lane, writes: Lane },
-    Rings { reads: Box<RingLane>, writes: Box<RingLane> },
-}
-
-impl Lanes {
-    /// None if the system refuses io_uring.
-    fn rings(pieces: &Arc<Pieces>) -> Option<Lanes> {
-        let reads = RingLane::new(pieces, ScratchAccess::Read).ok()?;
-        let writes = RingLane::new(pieces, ScratchAccess::Write).ok()?;
-        Some(Lanes::Rings { reads: Box::new(reads), writes: Box::new(writes) })
-    }
-
-    fn threads(pieces: &Arc<Pieces>) -> Result<Lanes, ScratchError> {
-        let reads = Lane::new("disk reads", pieces, |pieces, index, to| pieces.read(index, to))?;
-        let writes =
-            Lane::new("disk writes", pieces, |pieces, index, from| pieces.write(index, from))?;
-        Ok(Lanes::Threads { reads, writes })
-    }
-
-    /// Transfers consecutive pieces, and returns when all are done.
-    ///
-    /// # Safety
-    /// As [`ScratchStore::read`] or [`ScratchStore::write`].
-    unsafe fn transfer(
-        &self,
-        access: ScratchAccess,
-        pieces: Range<usize>,
-        offset: u64,
-        address: usize,
-    ) -> Result<(), ScratchError> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (self, access) {
-                (Lanes::Threads { reads, .. }, ScratchAccess::Read) => {
-                    reads.transfer(pieces, offset, address)
-                }
-                (Lanes::Threads { writes, .. }, ScratchAccess::Write) => {
-                    writes.transfer(pieces, offset, address)
-                }
-                (Lanes::Rings { reads, .. }, ScratchAccess::Read) => {
-                    reads.transfer(pieces, offset, address)
-                }
-                (Lanes::Rings { writes, .. }, ScratchAccess::Write) => {
-                    writes.transfer(pieces, offset, address)
-                }
-            }
-        }
-    }
+/// For reading and for writing; none if the system refuses io_uring.
+fn rings(pieces: &Arc<Pieces>) -> Option<(RingLane, RingLane)> {
+    let reads = RingLane::new(pieces, ScratchAccess::Read).ok()?;
+    let writes = RingLane::new(pieces, ScratchAccess::Write).ok()?;
+    Some((reads, writes))
 }
