@@ -61,12 +61,12 @@ impl Ring {
         unsafe { self.ring.submitter().register_buffers(&vectors) }
     }
 
-    /// Adds an access, which begins with the next call of [`Ring::submit`] or [`Ring::wait`]; false if there is no room.
+    /// Adds an access, which begins with the next call of [`Ring::submit`] or [`Ring::wait`]; false if that is not possible.
     ///
     /// # Safety
     /// Its memory and its file stay until its result has come, or this is dropped while nothing is in flight.
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        if self.in_flight == self.depth {
+        if self.is_refused || self.in_flight == self.depth {
             return false;
         }
         // SAFETY: the caller's promise.
@@ -75,7 +75,7 @@ impl Ring {
         pushed
     }
 
-    /// Lets all later calls of [`Ring::submit`] and [`Ring::wait`] fail, as the system may.
+    /// Lets everything fail from now on, as the system may.
     pub(crate) fn refuse(&mut self) {
         self.is_refused = true;
     }
@@ -97,7 +97,9 @@ impl Ring {
     /// The system refuses. Everything stays in flight.
     pub(crate) fn wait(&mut self) -> io::Result<Option<(u64, io::Result<usize>)>> {
         while self.in_flight > 0 {
-            if let Some(done) = self.take_done() {
+            if !self.is_refused
+                && let Some(done) = self.take_done()
+            {
                 return Ok(Some(done));
             }
             self.enter(1)?;
@@ -146,5 +148,38 @@ fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(()),
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use io_uring::{opcode, types};
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_ring_that_is_given_up_waits_for_what_has_begun() {
+        // Without io_uring there is nothing to wait for.
+        let Ok(mut ring) = Ring::new(2, &[opcode::Read::CODE]) else { return };
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        let mut memory = [0u8; 16];
+        let file = types::Fd(reader.as_raw_fd());
+        let entry = opcode::Read::new(file, memory.as_mut_ptr(), 16).build();
+        // SAFETY: memory and pipe outlive the ring, which is given up below.
+        assert!(unsafe { ring.push(&entry) });
+        ring.submit().expect("begun");
+        // SAFETY: as above. It never begins.
+        assert!(unsafe { ring.push(&entry) });
+        ring.refuse();
+        assert!(ring.submit().is_err() && ring.wait().is_err());
+        // SAFETY: as above.
+        assert!(!unsafe { ring.push(&entry) });
+        std::thread::scope(|scope| {
+            scope.spawn(move || writer.write_all(&[7; 16]).expect("room"));
+            ring.abandon();
+            // SAFETY: memory that the kernel has written is read as it is.
+            assert_eq!(unsafe { std::ptr::read_volatile(&raw const memory) }, [7; 16]);
+        });
     }
 }

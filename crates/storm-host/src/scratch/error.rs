@@ -23,6 +23,14 @@ pub enum ScratchError {
         /// `tmpfs`.
         file_system: &'static str,
     },
+    /// No file can be made in the folder.
+    #[error("{} cannot be written to: {error}; name a folder on a disk where you may write", .folder.display())]
+    Unwritable {
+        /// What was named.
+        folder: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
     /// Another process uses the folder.
     #[error(
         "{} is the scratch space of another run, {}: give each run a folder of its own",

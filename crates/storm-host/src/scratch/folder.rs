@@ -31,7 +31,8 @@ impl ScratchFolder {
         let lock = match FolderLock::acquire(path) {
             Ok(lock) => lock,
             Err(LockError::Held(holder)) => return Err(ScratchError::InUse { folder, holder }),
-            Err(LockError::Unsupported(error) | LockError::Io(error)) => {
+            Err(LockError::Io(error)) => return Err(ScratchError::Unwritable { folder, error }),
+            Err(LockError::Unsupported(error)) => {
                 return Err(ScratchError::Folder { what: "locking scratch space", folder, error });
             }
         };

@@ -104,7 +104,8 @@ impl RingLane {
                 break true;
             }
             match ring.wait() {
-                Ok(None) => break places.iter().any(Option::is_some),
+                // What the ring did not take is left to the crew.
+                Ok(None) => break false,
                 Err(_) => break true,
                 Ok(Some((place, result))) => {
                     let place = place as usize;
@@ -125,7 +126,7 @@ impl RingLane {
         if let Some(error) = failure {
             return Err(error);
         }
-        // If the ring was refused, the crew does without it.
+        // The crew does what a refused ring has left.
         for transfer in places.into_iter().flatten() {
             // SAFETY: nothing is in flight any more; the rest is the caller's promise.
             unsafe { crew.add(Job::Complete(transfer), memory) };
@@ -224,7 +225,57 @@ fn cut((address, bytes): (usize, usize)) -> impl Iterator<Item = (usize, usize)>
 
 #[cfg(test)]
 mod tests {
+    use super::super::file::BLOCK_BYTES;
+    use super::super::{ScratchFault, ScratchFaultKind};
     use super::*;
+    use crate::PageBuffer;
+    use std::fs::{self, File};
+
+    /// Writes more pieces than are in flight at once, and says whether the ring is still there; none where there is no
+    /// io_uring.
+    fn write(name: &str, is_writable: bool, kind: Option<ScratchFaultKind>) -> Option<Written> {
+        let path = std::env::temp_dir().join(format!("storm-{name}-{}", std::process::id()));
+        fs::write(&path, []).expect("a file");
+        let file = File::options().read(true).write(is_writable).open(&path).expect("a file");
+        fs::remove_file(&path).expect("it was just made");
+        let block = BLOCK_BYTES as u64;
+        let extents = (0..=DEPTH as u64).map(|at| at * block..(at + 1) * block).collect();
+        let access = ScratchAccess::Write;
+        // The last one, which begins when another is there.
+        let fault = kind.map(|kind| ScratchFault { access, every: DEPTH as u64 + 1, kind });
+        let pieces = Arc::new(Pieces::new(file, extents, fault));
+        let lane = RingLane::new(&pieces, access).ok()?;
+        let crew = Crew::new("test", &pieces).expect("threads");
+        let from = PageBuffer::new((DEPTH + 1) * BLOCK_BYTES);
+        let memory = Memory { offset: 0, address: from.as_slice().as_ptr() as usize };
+        // SAFETY: nothing changes the memory, which is as large as the pieces.
+        let result = unsafe { lane.transfer(&mut (0..DEPTH + 1), memory, &crew) };
+        let result = result.and(crew.finish());
+        let has_ring = lane.state.lock().expect("no panic").ring.is_some();
+        Some(Written { result, has_ring })
+    }
+
+    struct Written {
+        result: Result<(), ScratchError>,
+        has_ring: bool,
+    }
+
+    #[test]
+    fn a_ring_that_is_refused_is_given_up() {
+        let Some(written) = write("refused", true, Some(ScratchFaultKind::NoRing)) else { return };
+        written.result.expect("written without it");
+        assert!(!written.has_ring);
+        let Some(written) = write("kept", true, None) else { return };
+        written.result.expect("written");
+        assert!(written.has_ring);
+    }
+
+    #[test]
+    fn errors_of_the_kernel_are_those_of_the_transfer() {
+        let Some(written) = write("read-only", false, None) else { return };
+        let error = written.result.expect_err("it cannot be written to");
+        assert!(matches!(error, ScratchError::Io { access: "writing", .. }), "{error}");
+    }
 
     #[test]
     fn memory_is_registered_in_parts_without_gaps() {
