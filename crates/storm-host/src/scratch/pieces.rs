@@ -300,7 +300,8 @@ mod tests {
     #[test]
     fn what_an_access_transferred_is_counted_in_blocks() {
         let file = File::open("/dev/null").expect("a file");
-        let pieces = Pieces::new(file, vec![0..3 * BLOCK_BYTES as u64], None);
+        let whole = 0..3 * BLOCK_BYTES as u64;
+        let pieces = Pieces::new(file, Vec::from([whole]), None);
         let mut transfer = pieces.begin(ScratchAccess::Write, 0).expect("something to write");
         let mut after = |result: io::Result<usize>| {
             pieces.advance(&mut transfer, result)?;
