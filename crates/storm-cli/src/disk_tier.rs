@@ -10,9 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_device::DiskOptions;
 use storm_graph::TensorClass;
-use storm_host::{
-    DriveWear, ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchRates, ScratchWay,
-};
+use storm_host::{DriveWear, ScratchFolder, ScratchOptions, ScratchPath, ScratchRates, ScratchWay};
 use storm_plan::{
     Budget, Forced, HardwareProfile, Link, LinkProfile, Plan, Planned, Prediction, Tier,
 };
@@ -66,26 +64,30 @@ struct Rates {
     path: Option<ScratchPath>,
 }
 
-/// Refuses what makes no sense, without touching the disk.
-pub(crate) fn check(args: DiskArgs<'_>) -> Result<(), UsageError> {
-    match args.folder {
-        None if args.drives.is_some() && args.space_bytes.is_some() => Ok(()),
-        None if args.space_bytes.or(args.endurance_bytes).is_some() => {
-            Err(UsageError("give --disk, too: a folder on the disk to use".to_owned()))
-        }
-        Some(path) if !path.is_dir() => {
-            let folder = path.to_owned();
-            let error = ScratchError::NoFolder { folder };
-            Err(UsageError(format!("--disk cannot be used: {error}")))
-        }
-        _ => Ok(()),
-    }
+/// Refuses a disk that makes no sense or cannot be used, without measuring it.
+pub(crate) fn check(args: DiskArgs<'_>) -> Result<()> {
+    take(args).map(|_| ())
 }
 
-/// Takes and measures a folder; none if none is given, or the disk is one on paper.
-pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
-    check(args)?;
-    let Some(path) = args.folder else { return Ok(None) };
+/// A folder that this process alone uses.
+struct Taken {
+    folder: ScratchFolder,
+    space_bytes: u64,
+    /// Why there is this much space, if it was not said.
+    origin: Option<String>,
+    way: ScratchWay,
+}
+
+/// Takes a folder, and removes what a dead run left in it; none if none is given.
+fn take(args: DiskArgs<'_>) -> Result<Option<Taken>> {
+    let Some(path) = args.folder else {
+        let is_on_paper = args.drives.is_some() && args.space_bytes.is_some();
+        if !is_on_paper && args.space_bytes.or(args.endurance_bytes).is_some() {
+            let problem = "give --disk, too: a folder on the disk to use";
+            return Err(UsageError(problem.to_owned()).into());
+        }
+        return Ok(None);
+    };
     let way = way()?;
     let folder = ScratchFolder::open(path)
         .map_err(|error| UsageError(format!("--disk cannot be used: {error}")))?;
@@ -93,22 +95,27 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
         eprintln!("removed {} of scratch space that a killed run left", size::show(bytes));
     }
     let free = folder.available_bytes()?;
-    let (space_bytes, origin) = match args.space_bytes {
-        Some(bytes) if bytes > free => {
-            return Err(OverBudget(format!(
-                "--disk-space is {}, and {} has {} free; free some, or give less",
-                size::show(bytes),
-                path.display(),
-                size::show(free)
-            ))
-            .into());
-        }
-        Some(bytes) => (bytes, None),
+    match args.space_bytes {
+        Some(bytes) if bytes > free => Err(OverBudget(format!(
+            "--disk-space is {}, and {} has {} free; free some, or give less",
+            size::show(bytes),
+            path.display(),
+            size::show(free)
+        ))
+        .into()),
+        Some(space_bytes) => Ok(Some(Taken { folder, space_bytes, origin: None, way })),
         None => {
-            let bytes = free - free / LEFT_FREE;
-            (bytes, Some(format!("{} are free, and a tenth stays so", size::show(free))))
+            let origin = Some(format!("{} are free, and a tenth stays so", size::show(free)));
+            let space_bytes = free - free / LEFT_FREE;
+            Ok(Some(Taken { folder, space_bytes, origin, way }))
         }
-    };
+    }
+}
+
+/// Takes and measures a folder; none if none is given, or the disk is one on paper.
+pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
+    let Some(Taken { folder, space_bytes, origin, way }) = take(args)? else { return Ok(None) };
+    let path = folder.path().to_owned();
     progress::show(&format!("measuring the disk of {} …", path.display()));
     let measured = ScratchRates::measure(&folder, TRIAL_BYTES.min(space_bytes), way);
     progress::show("");
@@ -118,12 +125,12 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     let tier = DiskTier {
         folder: Some(Arc::new(folder)),
         space_bytes,
-        drive: Drive { given_bytes: args.endurance_bytes, wear: DriveWear::of_folder(path) },
+        drive: Drive { given_bytes: args.endurance_bytes, wear: DriveWear::of_folder(&path) },
         rates,
         way,
         origin,
     };
-    if let Some(warning) = slow_words(path, medium(path), &tier) {
+    if let Some(warning) = slow_words(&path, medium(&path), &tier) {
         eprintln!("warning: {warning}");
     }
     Ok(Some(tier))

@@ -52,7 +52,9 @@ use source::NoModel;
 use std::process::ExitCode;
 use storm_data::DataError;
 use storm_device::DeviceError;
+use storm_exec::ExecError;
 use storm_files::StageError;
+use storm_host::ScratchError;
 use storm_hub::HubError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
@@ -242,6 +244,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             | TrainError::Batch { .. }
             | TrainError::NonFiniteParameter { .. } => Some(4),
             TrainError::Option { .. } => Some(2),
+            TrainError::Exec(ExecError::Device(DeviceError::Memory(_))) => Some(3),
             TrainError::Plan(error) => code_of_cause(error),
             TrainError::Checkpoint(error) => code_of_cause(error),
             _ => None,
@@ -269,6 +272,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(StageError::Refused { .. }) = cause.downcast_ref() {
         return Some(4);
+    }
+    if let Some(ScratchError::Full { .. }) = cause.downcast_ref() {
+        return Some(3);
     }
     if let Some(error) = cause.downcast_ref::<DataError>() {
         return Some(data::code_of(error));

@@ -24,18 +24,14 @@ fn message(request: &Request, problem: &TooSmall) -> String {
     let mut text = format!("no plan fits the budget: {problem}");
     text.push_str("\nWhat would work:");
     for Change { flags, least } in changes(request, problem) {
-        text.push_str("\n  ");
-        text.push_str(&flags);
-        if is_enough(request, &least) {
-            let _ = write!(text, " (takes {})", show(least.min_bytes[Tier::DEVICE]));
-            continue;
-        }
-        let separator = if flags.is_empty() { "" } else { " " };
-        let _ = write!(text, "{separator}--vram {}", argument(least.min_bytes[Tier::DEVICE]));
-        if least.min_bytes[Tier::HOST] > problem.budget[Tier::HOST] {
-            let ram_bytes = least.min_bytes[Tier::HOST] + request.reserved_bytes();
-            let _ = write!(text, " --ram {}", argument(ram_bytes));
-        }
+        let more = more(request, &least);
+        let takes = format!("(takes {})", show(least.min_bytes[Tier::DEVICE]));
+        let words = match more.is_empty() {
+            true => [flags, takes],
+            false => [flags, more.join(" ")],
+        };
+        let words: Vec<&str> = words.iter().map(String::as_str).filter(|w| !w.is_empty()).collect();
+        let _ = write!(text, "\n  {}", words.join(" "));
     }
     if let Some(words) = with_disk(request) {
         text.push_str("\n  ");
@@ -76,9 +72,20 @@ struct Change {
     least: TooSmall,
 }
 
-fn is_enough(request: &Request, least: &TooSmall) -> bool {
-    least.min_bytes[Tier::DEVICE] <= request.vram.bytes
-        && least.min_bytes[Tier::HOST] <= request.budget()[Tier::HOST]
+/// What must be given of each tier that has too little; nothing if all have enough.
+fn more(request: &Request, least: &TooSmall) -> Vec<String> {
+    let (budget, reserved) = (request.budget(), request.reserved_bytes());
+    let tiers = [
+        (Tier::DEVICE, "--vram", 0),
+        (Tier::HOST, "--ram", reserved),
+        (Tier::DISK, "--disk-space", 0),
+    ];
+    let lacking = tiers.into_iter().filter(|&(tier, ..)| least.min_bytes[tier] > budget[tier]);
+    lacking
+        .map(|(tier, flag, besides)| {
+            format!("{flag} {}", argument(least.min_bytes[tier] + besides))
+        })
+        .collect()
 }
 
 /// Rounded up, so that it works as written.
@@ -94,7 +101,7 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
     let mut changes = vec![Change { flags: String::new(), least: problem.clone() }];
     let mut add = |flags: String, least: Option<TooSmall>| {
         let worthwhile = |least: &TooSmall| {
-            is_enough(request, least)
+            more(request, least).is_empty()
                 || least.min_bytes[Tier::DEVICE] < problem.min_bytes[Tier::DEVICE] / 10 * 9
         };
         if let Some(least) = least.filter(worthwhile) {

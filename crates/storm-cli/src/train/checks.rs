@@ -1,7 +1,7 @@
 //! What can be refused before anything is downloaded, packed, measured or planned.
 
 use super::data;
-use super::device::{self, Asked, DeviceKind};
+use super::device::{self, DeviceKind};
 use super::model;
 use super::options::Settings;
 use super::schedule;
@@ -10,9 +10,7 @@ use crate::forced::UpdateArg;
 use crate::precision::{MomentsArg, check_fp8};
 use crate::save_mode::SaveModeArg;
 use crate::size::show;
-use crate::{
-    OverBudget, UsageError, disk, disk_tier, hardware, host_memory, lengths, memory_limits,
-};
+use crate::{OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits};
 use anyhow::Result;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -53,7 +51,6 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
     if let Some(hardware) = &settings.hardware {
         hardware::named_or_found(Some(hardware))?;
     }
-    disk_tier::check(Asked::from(settings).disk)?;
     if settings.on_disk.is_some() && settings.disk.is_none() {
         let problem = "on-disk needs disk: a folder on a local disk";
         return Err(UsageError(problem.to_owned()).into());

@@ -1,4 +1,4 @@
-//! What to do after the disk of a run has failed: its state there is lost, its checkpoints are not.
+//! What to do after a disk has ended a run: scratch space is lost, checkpoints are not.
 
 use super::folder;
 use super::output::resume_command;
@@ -10,28 +10,52 @@ use std::path::Path;
 use storm_device::{DeviceError, DiskProblem};
 use storm_exec::ExecError;
 use storm_plan::{Forced, Tier};
-use storm_train::{RunError, TrainError};
+use storm_train::{CheckpointError, RunError, TrainError};
 
-/// The error, with the commands that resume the run if it is of the disk tier.
-pub(super) fn explained(setup: &Setup, error: Error) -> Error {
-    let Some(problem) = problem_of(&error) else { return error };
-    let Some(disk) = &setup.settings.disk else { return error };
-    let newest = folder::checkpoints(&setup.folder).and_then(|all| Ok(all.newest_progress()?));
-    let step = newest.ok().flatten().map(|progress| progress.step);
-    let host_bytes = without_disk(&setup.request);
-    let advice = advice(problem, step, disk, &resume_command(&setup.folder), host_bytes);
-    Error::msg(format!("{error:#}\n{advice}"))
+/// How a disk ended a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// It holds the scratch file.
+    Scratch(DiskProblem),
+    /// It holds the checkpoints, and has no room for another.
+    NoRoomToSave,
 }
 
-/// What is wrong with the disk, if that is why the run ended.
-fn problem_of(error: &Error) -> Option<DiskProblem> {
+/// The error, with the commands that resume the run if a disk is the reason.
+pub(super) fn explained(setup: &Setup, error: Error) -> Error {
+    let Some(failure) = failure_of(&error) else { return error };
+    let resume = resume_command(&setup.folder);
+    let ways = match (failure, &setup.settings.disk) {
+        (Failure::Scratch(_), None) => return error,
+        (Failure::Scratch(problem), Some(disk)) => {
+            without_scratch(problem, disk, &resume, without_disk(&setup.request))
+        }
+        (Failure::NoRoomToSave, _) => {
+            format!("  {resume}   once there is room in {}", setup.folder.display())
+        }
+    };
+    let newest = folder::checkpoints(&setup.folder).and_then(|all| Ok(all.newest_progress()?));
+    let saved = match newest.ok().flatten() {
+        Some(progress) => {
+            format!("The last checkpoint is that of step {}. To resume from it", progress.step)
+        }
+        None => "No checkpoint was saved yet. To begin again".to_owned(),
+    };
+    Error::msg(format!("{error:#}\n{saved}:\n{ways}"))
+}
+
+/// What a disk did, if that is why the run ended.
+fn failure_of(error: &Error) -> Option<Failure> {
     let train = match error.downcast_ref::<RunError>() {
         Some(RunError::Train(error)) => Some(error),
         _ => error.downcast_ref::<TrainError>(),
     };
     match train {
         Some(TrainError::Exec(ExecError::Device(DeviceError::Disk { problem, .. }))) => {
-            Some(*problem)
+            Some(Failure::Scratch(*problem))
+        }
+        Some(TrainError::Checkpoint(CheckpointError::DiskFull { .. })) => {
+            Some(Failure::NoRoomToSave)
         }
         _ => None,
     }
@@ -47,17 +71,13 @@ fn without_disk(request: &Request) -> Option<u64> {
     Some(plan.planned.prediction.peak_bytes[Tier::HOST])
 }
 
-fn advice(
+/// The commands that do without the scratch file.
+fn without_scratch(
     problem: DiskProblem,
-    step: Option<u64>,
     disk: &Path,
     resume: &str,
     host_bytes: Option<u64>,
 ) -> String {
-    let saved = match step {
-        Some(step) => format!("The last checkpoint is that of step {step}. To resume from it"),
-        None => "No checkpoint was saved yet. To begin again".to_owned(),
-    };
     let with_disk = match problem {
         DiskProblem::Full => format!("once there is room in {}", disk.display()),
         DiskProblem::Faulty | DiskProblem::Unusable => "with a folder on another disk".to_owned(),
@@ -69,7 +89,7 @@ fn advice(
         }
         None => "\nWithout a disk, the run does not fit into host memory.".to_owned(),
     };
-    format!("{saved}:\n  {resume}{flag}   {with_disk}{without}")
+    format!("  {resume}{flag}   {with_disk}{without}")
 }
 
 #[cfg(test)]
@@ -82,32 +102,36 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_disk_are_told_from_others() {
+    fn errors_of_disks_are_told_from_others() {
+        let scratch = |problem| Some(Failure::Scratch(problem));
         let full = device_error(DiskProblem::Full);
-        assert_eq!(problem_of(&Error::new(full)), Some(DiskProblem::Full));
+        assert_eq!(failure_of(&Error::new(full)), scratch(DiskProblem::Full));
         let run = RunError::Train(device_error(DiskProblem::Faulty));
-        assert_eq!(problem_of(&Error::new(run).context("more")), Some(DiskProblem::Faulty));
+        assert_eq!(failure_of(&Error::new(run).context("more")), scratch(DiskProblem::Faulty));
         let thread = DeviceError::Thread { reason: String::new() };
-        assert_eq!(problem_of(&Error::new(TrainError::Exec(ExecError::Device(thread)))), None);
-        assert_eq!(problem_of(&Error::msg("the disk tier")), None);
+        assert_eq!(failure_of(&Error::new(TrainError::Exec(ExecError::Device(thread)))), None);
+        assert_eq!(failure_of(&Error::msg("the disk tier")), None);
+        let saving = |error| Error::new(RunError::Train(TrainError::Checkpoint(error)));
+        let path = Path::new("runs/a").to_owned();
+        let full = CheckpointError::DiskFull { path: path.clone() };
+        assert_eq!(failure_of(&saving(full)), Some(Failure::NoRoomToSave));
+        let damaged = CheckpointError::Damaged { path, problem: String::new() };
+        assert_eq!(failure_of(&saving(damaged)), None);
     }
 
     #[test]
     fn commands_can_be_pasted() {
         let resume = "storm train runs/a/config.toml --resume";
-        let advice = |problem, step, host_bytes| {
-            advice(problem, step, Path::new("/scratch"), resume, host_bytes)
-        };
+        let ways = |problem, bytes| without_scratch(problem, Path::new("/scratch"), resume, bytes);
         assert_eq!(
-            advice(DiskProblem::Full, Some(4), Some(3 << 30)),
-            "The last checkpoint is that of step 4. To resume from it:\n  storm train runs/a/config.toml --resume   once there \
-             is room in /scratch\n  storm train runs/a/config.toml --resume --no-disk   without a disk: 3.00 GiB of host \
-             memory"
+            ways(DiskProblem::Full, Some(3 << 30)),
+            "  storm train runs/a/config.toml --resume   once there is room in /scratch\n  storm train runs/a/config.toml \
+             --resume --no-disk   without a disk: 3.00 GiB of host memory"
         );
         assert_eq!(
-            advice(DiskProblem::Faulty, None, None),
-            "No checkpoint was saved yet. To begin again:\n  storm train runs/a/config.toml --resume --disk FOLDER   with \
-             a folder on another disk\nWithout a disk, the run does not fit into host memory."
+            ways(DiskProblem::Faulty, None),
+            "  storm train runs/a/config.toml --resume --disk FOLDER   with a folder on another disk\nWithout a disk, the \
+             run does not fit into host memory."
         );
     }
 }

@@ -3,7 +3,7 @@
 use super::checks;
 use super::config;
 use super::data::{self, DataForm, RunData};
-use super::device::{self, DeviceKind, Machine};
+use super::device::{self, Asked, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
 use super::options::{Given, Settings};
@@ -19,7 +19,7 @@ use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{self, Answer, DeviceMemory, Request, explained};
 use crate::precision::check_fp8;
 use crate::source::NoModel;
-use crate::{UsageError, host_memory};
+use crate::{UsageError, disk_tier, host_memory};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -166,6 +166,7 @@ impl Setup {
             before.iter().for_each(|before| take_over(&mut given, before));
             crew.check(&given.resolve(), machine_kind)?;
         }
+        disk_tier::check(Asked::from(&settings).disk)?;
 
         let (lock, scratch, before) = match purpose {
             Purpose::DryRun => (None, Some(TempDir::new().context("no temporary folder")?), before),

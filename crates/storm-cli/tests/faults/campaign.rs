@@ -36,8 +36,8 @@ pub(crate) struct Case<T> {
     pub(crate) what: T,
 }
 
-/// Runs all cases, or the one that `STORM_FAULT_CASE` names. `check` says how a case ended, or what does not
-/// hold.
+/// Runs all cases, or the one that `STORM_FAULT_CASE` names, or those whose names begin with it if it ends with a slash.
+/// `check` says how a case ended, or what does not hold.
 ///
 /// # Panics
 /// Something does not hold.
@@ -47,7 +47,11 @@ pub(crate) fn attack<T: Sync>(
     check: impl Fn(&T) -> Result<Verdict, String> + Sync,
 ) {
     let only = std::env::var("STORM_FAULT_CASE").ok();
-    let is_chosen = |case: &Case<T>| only.as_ref().is_none_or(|only| *only == case.name);
+    let is_chosen = |case: &Case<T>| match only.as_deref() {
+        Some(only) if only.ends_with('/') => case.name.starts_with(only),
+        Some(only) => case.name == only,
+        None => true,
+    };
     let cases: Vec<Case<T>> = cases.into_iter().filter(is_chosen).collect();
     let (next, columns) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let failures = Mutex::new(Vec::new());

@@ -6,7 +6,8 @@ use crate::made::Made;
 use crate::outcome::{Call, Verdict};
 use crate::random::Random;
 use crate::shim::{
-    EACCES, EAGAIN, EINTR, EIO, EMFILE, ENOLCK, ENOMEM, ENOSPC, Fault, Injection, Kind, Shim,
+    EACCES, EAGAIN, EINTR, EIO, EMFILE, ENOLCK, ENOMEM, ENOSPC, EOPNOTSUPP, Fault, Injection, Kind,
+    Shim,
 };
 use crate::stock::Stock;
 use std::path::Path;
@@ -113,6 +114,7 @@ fn faults(kind: Kind) -> &'static [Fault] {
         Kind::Thread | Kind::Spawn => &[EAGAIN],
         Kind::Stat => &[EACCES, EIO],
         Kind::Lock => &[ENOLCK, EINTR],
+        Kind::Allocate => &[EIO, ENOSPC, EINTR, EOPNOTSUPP],
     }
 }
 

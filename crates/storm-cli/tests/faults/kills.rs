@@ -170,7 +170,9 @@ const SHORT_CASES: usize = 6;
 fn kills(kind: Kind) -> &'static [Fault] {
     match kind {
         Kind::Open | Kind::Write | Kind::Positioned | Kind::Sync | Kind::Rename => &[Fault::Kill],
-        Kind::Mkdir | Kind::Unlink | Kind::Truncate | Kind::Spawn => &[Fault::Kill],
+        Kind::Mkdir | Kind::Unlink | Kind::Truncate | Kind::Spawn | Kind::Allocate => {
+            &[Fault::Kill]
+        }
         Kind::Read | Kind::Map | Kind::Thread | Kind::Stat | Kind::Lock => &[],
     }
 }

@@ -5,6 +5,7 @@
 // STORM_SHIM_KIND    the kind of which a call fails, as its number; without it calls are only counted
 // STORM_SHIM_AT      which call of that kind, from 1
 // STORM_SHIM_FAULT   an errno as a number, SHORT to do part of a read or write, KILL to end the process
+// STORM_SHIM_PATH    if given, reads and writes of other files than those with this in their path do not count
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <dirent.h>
@@ -15,6 +16,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <spawn.h>
@@ -25,7 +27,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { OPEN, READ, WRITE, SYNC, RENAME, MKDIR, UNLINK, MAP, THREAD, STAT, TRUNCATE, LOCK, SPAWN, POSITIONED, KINDS };
+enum kind { OPEN, READ, WRITE, SYNC, RENAME, MKDIR, UNLINK, MAP, THREAD, STAT, TRUNCATE, LOCK, SPAWN, POSITIONED, ALLOCATE, KINDS };
 
 enum { PASS, FAIL, PART };
 
@@ -34,6 +36,7 @@ static int fault_kind = -1;
 static uint64_t fault_at;
 static int fault_errno;
 static int fault_is_short, fault_is_kill;
+static const char *chosen_path;
 
 __attribute__((constructor)) static void start(void) {
     const char *path = getenv("STORM_SHIM_COUNTS");
@@ -53,6 +56,7 @@ __attribute__((constructor)) static void start(void) {
         fault_is_kill = !strcmp(fault, "KILL");
         fault_errno = atoi(fault);
     }
+    chosen_path = getenv("STORM_SHIM_PATH");
     counts = map;
 }
 
@@ -117,12 +121,24 @@ DIR *opendir(const char *path) {
 // The standard streams are not the files of a command.
 #define IS_STREAM(file) ((file) <= 2)
 
+// Whether the file counts, by its path.
+static int is_chosen(int file) {
+    if (IS_STREAM(file)) return 0;
+    if (!chosen_path) return 1;
+    char link[32], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    long length = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return strstr(path, chosen_path) != NULL;
+}
+
 static size_t part(size_t bytes) { return bytes > 1 ? bytes / 2 : bytes; }
 
 #define WRAP_BYTES(kind, name, parameters, whole, half) \
     ssize_t name parameters { \
         REAL(name); \
-        int what = IS_STREAM(file) ? PASS : next(kind); \
+        int what = is_chosen(file) ? next(kind) : PASS; \
         return what == FAIL ? -1 : what == PART ? real half : real whole; \
     }
 
@@ -152,6 +168,8 @@ WRAP(UNLINK, int, unlinkat, (int folder, const char *path, int flags), (folder, 
 WRAP(UNLINK, int, rmdir, (const char *path), (path))
 WRAP(TRUNCATE, int, ftruncate, (int file, off_t bytes), (file, bytes))
 WRAP(TRUNCATE, int, ftruncate64, (int file, off64_t bytes), (file, bytes))
+WRAP(ALLOCATE, int, fallocate, (int file, int mode, off_t from, off_t bytes), (file, mode, from, bytes))
+WRAP(ALLOCATE, int, fallocate64, (int file, int mode, off64_t from, off64_t bytes), (file, mode, from, bytes))
 WRAP(LOCK, int, flock, (int file, int how), (file, how))
 WRAP(STAT, int, stat64, (const char *path, struct stat64 *to), (path, to))
 WRAP(STAT, int, lstat64, (const char *path, struct stat64 *to), (path, to))

@@ -24,10 +24,12 @@ pub(crate) enum Kind {
     Spawn,
     /// Writing at a given place of a file.
     Positioned,
+    /// Space for a file.
+    Allocate,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 14] = [
+    pub(crate) const ALL: [Kind; 15] = [
         Kind::Open,
         Kind::Read,
         Kind::Write,
@@ -42,6 +44,7 @@ impl Kind {
         Kind::Lock,
         Kind::Spawn,
         Kind::Positioned,
+        Kind::Allocate,
     ];
 }
 
@@ -63,6 +66,7 @@ pub(crate) const EACCES: Fault = Fault::Errno("EACCES", 13);
 pub(crate) const EMFILE: Fault = Fault::Errno("EMFILE", 24);
 pub(crate) const ENOSPC: Fault = Fault::Errno("ENOSPC", 28);
 pub(crate) const ENOLCK: Fault = Fault::Errno("ENOLCK", 37);
+pub(crate) const EOPNOTSUPP: Fault = Fault::Errno("EOPNOTSUPP", 95);
 
 impl Fault {
     fn value(self) -> String {

@@ -121,6 +121,9 @@ fn kills_lose_nothing_but_time() {
     let flags = flags(folder.path(), "moments");
     let mut random = Random(20);
     for kill in 0..kills {
+        if kill > 0 && kill.is_multiple_of(50) {
+            eprintln!("{kill} of {kills} kills");
+        }
         let resume = ["--steps", count.as_str(), "--resume"];
         let more = if kill == 0 { &resume[..2] } else { &resume[..] };
         let mut running = place.watch(run(&place, "killed", &flags, more));
@@ -175,8 +178,6 @@ fn disks_that_cannot_be_used_are_explained() {
     refused(&of("--on-disk moments"), 2, &["on-disk needs disk"]);
     let here = format!("--hardware reference --vram 1GiB --disk {}", folder.path().display());
     refused(&of(&format!("{here} --disk-space 100000TB")), 3, &["--disk-space is", "free"]);
-    let little = format!("{here} --disk-space 4KiB --optimizer-state streamed --on-disk moments");
-    refused(&of(&little), 3, &["on disk; given are"]);
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() {
         refused(
@@ -185,9 +186,16 @@ fn disks_that_cannot_be_used_are_explained() {
             &["is in memory", "tmpfs"],
         );
     }
+    if Path::new("/sys").is_dir() {
+        refused(&of("--disk /sys"), 2, &["/sys cannot be written to", "where you may write"]);
+    }
     let lock = FolderLock::acquire(folder.path()).expect("a free folder");
     refused(&of(&here), 2, &["scratch space of another run", "a folder of its own"]);
     drop(lock);
+    // All of that is known before data is packed.
+    assert!(!place.run_folder("refused").exists());
+    let little = format!("{here} --disk-space 4KiB --optimizer-state streamed --on-disk moments");
+    refused(&of(&little), 3, &["on disk; given are", "What would work:\n  --disk-space 1MiB\n"]);
     let worn = format!("{here} --optimizer-state streamed --on-disk moments --disk-endurance 1MB");
     let much = "of what the drive is rated for in 30 days";
     refused(&of(&worn), 2, &[much, "--accept-wear true"]);
