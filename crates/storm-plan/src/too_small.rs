@@ -19,21 +19,25 @@ impl fmt::Display for TooSmall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |bytes: &Budget| [bytes[Tier::DEVICE], bytes[Tier::HOST]].map(Size);
         let ([vram, ram], [vram_min, ram_min]) = (of(&self.budget), of(&self.min_bytes));
-        match self.min_bytes[Tier::HOST] > self.budget[Tier::HOST] {
+        let lacks = |tier: Tier| self.min_bytes[tier] > self.budget[tier];
+        let [disk_min, disk] = [&self.min_bytes, &self.budget].map(|b| Size(b[Tier::DISK]));
+        match lacks(Tier::HOST) {
             true => write!(
                 f,
                 "with all layers on the device it still takes {ram_min} of host memory and \
                  {vram_min} of device memory; given are {ram} and {vram}"
             )?,
+            false if lacks(Tier::DISK) && !lacks(Tier::DEVICE) => {
+                write!(f, "it takes at least {disk_min} on disk; given are {disk}")?;
+            }
             false => write!(
                 f,
                 "it takes at least {vram_min} of device memory with {ram} of host memory; given are \
                  {vram}"
             )?,
         }
-        if self.budget[Tier::DISK] > 0 {
-            let [disk, given] = [&self.min_bytes, &self.budget].map(|b| Size(b[Tier::DISK]));
-            write!(f, ", with {disk} on disk; given are {given}")?;
+        if self.budget[Tier::DISK] > 0 && (lacks(Tier::HOST) || lacks(Tier::DEVICE)) {
+            write!(f, ", with {disk_min} on disk; given are {disk}")?;
         }
         f.write_str("\nThe smallest plan holds on the device:")?;
         for (name, bytes) in self.consumers.iter().take(CONSUMERS) {
@@ -75,5 +79,16 @@ mod tests {
         );
         problem.budget[Tier::HOST] = 1 << 30;
         assert!(problem.to_string().contains("still takes 4.00 GiB of host memory"), "{problem}");
+        // With a disk.
+        let shown = |problem: &TooSmall| problem.to_string().lines().next().unwrap().to_owned();
+        problem.budget = Budget::new(1 << 30, 8 << 30).with(Tier::DISK, 1 << 20);
+        problem.min_bytes[Tier::DISK] = 3 << 20;
+        assert_eq!(
+            shown(&problem),
+            "it takes at least 1.50 GiB of device memory with 8.00 GiB of host memory; given are 1.00 GiB, with 3.00 MiB on \
+             disk; given are 1.00 MiB"
+        );
+        problem.budget[Tier::DEVICE] = 2 << 30;
+        assert_eq!(shown(&problem), "it takes at least 3.00 MiB on disk; given are 1.00 MiB");
     }
 }
