@@ -90,6 +90,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use storm_graph::random::Random;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -143,5 +144,111 @@ mod tests {
             round(&mut pace, MS, 3 * MS);
         }
         assert_eq!((pace.depth(), pace.round), (4, ROUND_BATCHES_MAX));
+    }
+
+    /// A run in virtual time, as `Staging` in storm-train asks for batches: those of the next step while one computes, group by
+    /// group, each group's once the device has taken what was in its slots. A step begins when all of its batches are there.
+    struct Run {
+        pace: Pace,
+        workers: Vec<Duration>,
+        /// When each batch that was planned is ready, and how long the slowest since the last round took to make.
+        ready: Vec<Duration>,
+        longest: Duration,
+        taken: usize,
+        returned: Option<Duration>,
+    }
+
+    impl Run {
+        fn new(pace: Pace, workers: usize) -> Run {
+            let workers = vec![Duration::ZERO; workers];
+            let longest = Duration::ZERO;
+            Run { pace, workers, ready: Vec::new(), longest, taken: 0, returned: None }
+        }
+
+        /// Plans batches as far ahead as the pace says; the worker that is free first makes the next.
+        fn plan(&mut self, now: Duration, making: &dyn Fn(usize) -> Duration) {
+            while self.ready.len() - self.taken < self.pace.depth() {
+                let time = making(self.ready.len());
+                let free = self.workers.iter_mut().min().expect("a worker");
+                *free = now.max(*free) + time;
+                self.ready.push(*free);
+                self.longest = self.longest.max(time);
+            }
+        }
+
+        /// Asks for a batch, and says when it is there.
+        fn next(&mut self, now: Duration, making: &dyn Fn(usize) -> Duration) -> Duration {
+            if let Some(returned) = self.returned {
+                let longest = &mut self.longest;
+                self.pace.came(now - returned, || std::mem::take(longest));
+            }
+            self.plan(now, making);
+            let there = self.ready[self.taken].max(now);
+            if there > now {
+                self.pace.waited();
+            }
+            self.taken += 1;
+            self.plan(there, making);
+            self.returned = Some(there);
+            there
+        }
+
+        /// How long each step waits for its data. A step is `groups` groups of `size` batches, which compute for `group` each.
+        fn waits(
+            &mut self,
+            steps: usize,
+            [groups, size]: [usize; 2],
+            group: Duration,
+            making: &dyn Fn(usize) -> Duration,
+        ) -> Vec<Duration> {
+            let mut read = Duration::ZERO;
+            for _ in 0..groups * size {
+                read = self.next(read, making);
+            }
+            let mut end = Duration::ZERO;
+            let mut waits = Vec::new();
+            for _ in 0..steps {
+                let start = end.max(read);
+                waits.push(start - end);
+                for index in 0..groups {
+                    // Its slots are free when it begins, or later, if what was in them before was read late.
+                    read = read.max(start + group * index as u32);
+                    for _ in 0..size {
+                        read = self.next(read, making);
+                    }
+                }
+                end = start + group * groups as u32;
+            }
+            waits
+        }
+    }
+
+    /// Reading is uneven: most batches are made quickly, and some take as long as several steps. Batches ahead of the loader
+    /// take that up, so the slots of a step need no depth of their own.
+    #[test]
+    fn steps_do_not_wait_for_batches_that_are_made_unevenly() {
+        // Made in 6 ms by three workers, of which one is often busy with a slow one; used in 4 ms each.
+        let making = |batch: usize| match Random(batch as u64).bits() % 32 {
+            0 => 70 * MS,
+            1 => 30 * MS,
+            _ => 3 * MS,
+        };
+        for shape @ [groups, size] in [[1, 1], [4, 1], [1, 4], [2, 3]] {
+            let group = 4 * MS * size as u32;
+            let mut run = Run::new(Pace::new(2, 64), 3);
+            let waits = run.waits(4000 / (groups * size), shape, group, &making);
+            // What the first rounds measure.
+            let (before, after) = waits.split_at(waits.len() / 4);
+            assert!(before.iter().sum::<Duration>() > Duration::ZERO, "{shape:?}");
+            assert_eq!(after.iter().sum::<Duration>(), Duration::ZERO, "{shape:?}");
+            let depth = run.pace.depth();
+            assert!((19..64).contains(&depth), "{shape:?}: {depth}");
+
+            // With two batches ahead, whatever is measured, steps wait again and again.
+            let mut shallow = Run::new(Pace::new(2, 2), 3);
+            let waits = shallow.waits(4000 / (groups * size), shape, group, &making);
+            let waited = waits.iter().skip(waits.len() / 4).filter(|wait| !wait.is_zero()).count();
+            assert!(waited > 10, "{shape:?}: {waited}");
+        }
     }
 }
