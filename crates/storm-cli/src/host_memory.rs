@@ -1,4 +1,5 @@
-//! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step.
+//! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step. What looking at
+//! pictures takes is in `train/pictures.rs`.
 
 use crate::{OverBudget, UsageError, memory_limits, size};
 use anyhow::Result;

@@ -110,8 +110,9 @@ fn a_run_is_resumed_evaluated_and_exported() {
     // Stopped half-way and resumed under a small budget: the same bits.
     let printed = succeeded(&train("halves", &["--steps", "2"]));
     let data: Vec<&str> = printed.lines().filter(|line| line.starts_with("data ")).collect();
-    assert!(data[0].contains("read by ") && data[0].contains("the slowest is "), "{data:?}");
-    assert!(data[2].contains("data measured: ") && data[2].contains(" batches"), "{data:?}");
+    assert!(data[0].contains("read once by "), "{data:?}");
+    assert!(data[0].contains(" images/s (the slowest), "), "{data:?}");
+    assert!(data[2].contains("data measured: trained on ") && data[2].contains(" images/s; read "));
     let config = folder.join("runs/halves/config.toml");
     let resumed = fs::read_to_string(&config).expect("a config");
     assert!(resumed.contains("small-cnn"), "{resumed}");
@@ -138,6 +139,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     let page = fs::read_to_string(folder.join("runs/whole/report.html")).expect("a report");
     assert!(page.contains("Accuracy") && page.contains("Images per second"));
     assert!(page.contains("data predicted") && page.contains("data measured"));
+    let (page, views) = page.split_once("<details class=\"views\">").expect("earlier views");
     // All twenty held-out pictures, and as many right ones as the evaluation found.
     assert_eq!(page.matches("<img src=\"data:image/png;base64,").count(), 20);
     let right = 20.0 * evaluated["accuracy"].as_f64().expect("a share");
@@ -151,7 +153,34 @@ fn a_run_is_resumed_evaluated_and_exported() {
         let from = page.find("<ul class=\"pictures\">").expect("pictures");
         page[from..].split("</ul>").next().expect("an end").to_owned()
     };
-    assert!(pictures(&rebuilt) == pictures(&page));
+    assert!(pictures(&rebuilt) == pictures(page));
+    assert!(rebuilt.contains(views.split("</details>").next().expect("an end")));
+
+    // After each evaluation, the first of them, in a resumed run as in one that never stopped.
+    let views_of = |name: &str| -> Vec<(u64, Vec<Value>)> {
+        let path = folder.join("runs").join(name).join("metrics.jsonl");
+        let metrics = fs::read_to_string(path).expect("metrics");
+        let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let views = lines.filter_map(|line| {
+            Some((line["step"].as_u64()?, line.get("guesses")?.as_array()?.clone()))
+        });
+        views.collect()
+    };
+    let found = views_of("whole");
+    assert_eq!(
+        found.iter().map(|view| (view.0, view.1.len())).collect::<Vec<_>>(),
+        [(2, 8), (4, 8)]
+    );
+    assert_eq!(found, views_of("halves"));
+    assert_eq!(of("viewed").len(), 2);
+    assert_eq!(of("viewed")[1]["guesses"].as_array(), Some(&found[1].1));
+    // The last model saw the same pictures once more: as likely as on the page.
+    let shown: Vec<&str> = page.split("<span>").skip(1).take(8).collect();
+    for (guess, shown) in found[1].1.iter().zip(shown) {
+        let percent = 100.0 * guess["probability"].as_f64().expect("a share");
+        assert!(shown.starts_with(&format!("{percent:.1} %")), "{guess}: {shown:.20}");
+    }
+    assert!(views.contains("Step 2: ") && !views.contains("Step 4: "));
 }
 
 /// A PNG of one colour.

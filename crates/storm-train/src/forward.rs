@@ -3,13 +3,13 @@
 use crate::feed::phase_words;
 use crate::input_rules::{InputRules, Reading};
 use crate::micro_batch::Entries;
-use crate::{MicroBatch, Precision, TrainError, TrainOptions, weights};
+use crate::{MicroBatch, Precision, TrainError, TrainOptions};
 use storm_device::{Device, DeviceError, Scalar};
-use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
+use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots, resident_bytes};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
-use storm_model::{AnyModel, BuildOptions, PHASE_INPUT, ParameterSource, Trainable};
+use storm_model::{AnyModel, BuildOptions, PHASE_INPUT, Trainable};
 
-/// The forward pass of a loaded model, everything in device memory.
+/// The forward pass of a model, everything in device memory.
 pub(crate) struct Forward<D: Device> {
     resident: Resident<D>,
     schedule: ScheduleId,
@@ -18,13 +18,16 @@ pub(crate) struct Forward<D: Device> {
     pub(crate) options: BuildOptions,
 }
 
-impl<D: Device> Forward<D> {
-    pub(crate) fn load(
-        model: &AnyModel,
-        options: BuildOptions,
-        source: &impl ParameterSource,
-        open: impl FnOnce(usize) -> Result<D, DeviceError>,
-    ) -> Result<Forward<D>, TrainError> {
+/// What is laid out before there is memory.
+struct Prepared {
+    slots: Slots,
+    schedule: Schedule,
+    rules: InputRules,
+    options: BuildOptions,
+}
+
+impl Prepared {
+    fn new(model: &AnyModel, options: BuildOptions) -> Result<Prepared, TrainError> {
         let options = BuildOptions { trainable: Trainable::Where(|_| false), ..options };
         let program = model.build(&options)?;
         let mut slots = Slots::new();
@@ -37,16 +40,37 @@ impl<D: Device> Forward<D> {
             slots.declare(input)?;
         }
         let schedule = Schedule::of_program(&program, &slots)?;
-        let rules = InputRules::of_program(&program);
+        Ok(Prepared { slots, schedule, rules: InputRules::of_program(&program), options })
+    }
+}
+
+/// Bytes that the forward pass of a model takes, with its weights.
+pub(crate) fn forward_bytes(model: &AnyModel, options: BuildOptions) -> Result<usize, TrainError> {
+    let Prepared { slots, schedule, .. } = Prepared::new(model, options)?;
+    Ok(resident_bytes(&slots, &[schedule]))
+}
+
+impl<D: Device> Forward<D> {
+    /// Without weights.
+    pub(crate) fn new(
+        model: &AnyModel,
+        options: BuildOptions,
+        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+    ) -> Result<Forward<D>, TrainError> {
+        let Prepared { slots, schedule, rules, options } = Prepared::new(model, options)?;
         let inputs = rules.slots(&slots);
         let phase = slots.find(PHASE_INPUT);
         let mut resident = Resident::new(slots, vec![schedule], open)?;
         if let Some(phase) = phase {
             resident.write(phase, &phase_words(None))?;
         }
-        weights::load(&mut resident, model, source)?;
         let schedule = resident.schedule(0);
         Ok(Forward { resident, schedule, inputs, rules, options })
+    }
+
+    /// Where its weights are.
+    pub(crate) fn weights(&mut self) -> &mut Resident<D> {
+        &mut self.resident
     }
 
     /// Runs a batch.

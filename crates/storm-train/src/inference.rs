@@ -1,6 +1,7 @@
-use crate::forward::Forward;
-use crate::{MicroBatch, TrainError};
+use crate::forward::{Forward, forward_bytes};
+use crate::{MicroBatch, TrainError, Trainer, weights};
 use half::bf16;
+use storm_device::PlanDevice;
 use storm_device::cpu::CpuDevice;
 use storm_graph::DType;
 use storm_model::{AnyModel, BuildOptions, ModelOutput, ParameterSource};
@@ -22,14 +23,48 @@ impl Inference {
         options: &BuildOptions,
         source: &impl ParameterSource,
     ) -> Result<Inference, TrainError> {
-        let (model, dtype) = (model.into(), options.dtype);
-        let vocabulary = match &model {
+        let model = model.into();
+        let mut inference = Inference::without_weights(&model, options)?;
+        inference.load_weights(&model, source)?;
+        Ok(inference)
+    }
+
+    /// Loads the weights of a model of the same config.
+    pub(crate) fn load_weights(
+        &mut self,
+        model: &AnyModel,
+        source: &impl ParameterSource,
+    ) -> Result<(), TrainError> {
+        weights::load(self.forward.weights(), model, source)
+    }
+
+    /// Without weights, which [`Inference::take_weights`] then copies.
+    pub(crate) fn without_weights(
+        model: &AnyModel,
+        options: &BuildOptions,
+    ) -> Result<Inference, TrainError> {
+        let vocabulary = match model {
             AnyModel::Language(config) => config.vocab_size,
             AnyModel::Image(config) => config.classes,
         };
-        let options = BuildOptions { output: ModelOutput::Logits, ..options.clone() };
-        let forward = Forward::load(&model, options, source, CpuDevice::new)?;
-        Ok(Inference { forward, vocabulary, dtype })
+        let forward = Forward::new(model, of_logits(options), CpuDevice::new)?;
+        Ok(Inference { forward, vocabulary, dtype: options.dtype })
+    }
+
+    /// Bytes that a model takes for batches of this size, with its weights.
+    pub(crate) fn memory_bytes(
+        model: &AnyModel,
+        options: &BuildOptions,
+    ) -> Result<usize, TrainError> {
+        forward_bytes(model, of_logits(options))
+    }
+
+    /// Takes over the weights that a trainer has now, in f32.
+    pub(crate) fn take_weights<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        trainer.copy_weights(self.forward.weights())
     }
 
     /// Tokens that a sequence has.
@@ -63,4 +98,8 @@ impl Inference {
             }
         })
     }
+}
+
+fn of_logits(options: &BuildOptions) -> BuildOptions {
+    BuildOptions { output: ModelOutput::Logits, ..options.clone() }
 }

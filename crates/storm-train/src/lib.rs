@@ -46,6 +46,7 @@ mod schedule;
 mod staging;
 mod task;
 mod trainer;
+mod viewer;
 mod weights;
 
 pub use any_batch::AnyBatch;
@@ -79,8 +80,8 @@ pub use predict::{
 pub use ranks::{Heard, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
-    PlanFacts, Predictions, Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile,
-    Throughput, read_metrics, write_report,
+    PlanFacts, Predictions, Recorder, RunFacts, Sample, Shown, Sink, StepRecord, TensorBoardFile,
+    Throughput, View, read_metrics, write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
@@ -91,3 +92,4 @@ pub use run::{
 pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, rank_task, task_of_program, training_task};
 pub use trainer::{Initialized, NextStep, SourceStep, Trainer};
+pub use viewer::{Guess, Viewer};

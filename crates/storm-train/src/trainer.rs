@@ -519,6 +519,13 @@ impl<D: PlanDevice> Trainer<D> {
         weights::save(&mut store, model, output, options)
     }
 
+    /// Copies all parameters, as they are saved in f32, to where they have the same names.
+    pub(crate) fn copy_weights(&mut self, to: &mut impl weights::Writer) -> Result<(), TrainError> {
+        self.flush()?;
+        let (model, mut store) = self.model_and_store()?;
+        weights::copy_widened(&mut store, model, to)
+    }
+
     /// A parameter or its state after the last step, widened to f32; see
     /// [`ReferenceTrainer::read`](crate::ReferenceTrainer::read).
     ///

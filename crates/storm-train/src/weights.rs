@@ -305,6 +305,25 @@ fn first_non_finite<E: Element>(values: &[E]) -> Option<usize> {
     values[first..].iter().position(is_odd).map(|place| first + place)
 }
 
+/// Copies every parameter to where it has the same name and is f32: from its master, where it has one, and else as it is.
+pub(crate) fn copy_widened(
+    from: &mut impl Reader,
+    model: &AnyModel,
+    to: &mut impl Writer,
+) -> Result<(), TrainError> {
+    let (mut narrow, mut wide) = (Vec::new(), Vec::new());
+    for spec in model.parameters() {
+        let name = master(from, &spec.name).unwrap_or_else(|| spec.name.clone());
+        let elements = spec.element_count();
+        for first in (0..elements).step_by(ELEMENTS_AT_A_TIME) {
+            wide.resize(ELEMENTS_AT_A_TIME.min(elements - first), 0.0);
+            read_widened(from, &name, first, &mut wide, &mut narrow)?;
+            to.write_part(&spec.name, first, &wide)?;
+        }
+    }
+    Ok(())
+}
+
 /// Saves every parameter: from its master, where it has one, and else as it is.
 pub(crate) fn save(
     store: &mut impl Reader,

@@ -3,6 +3,7 @@
 use super::disk_rates::Trial;
 use super::model_rate;
 use crate::model::grouped;
+use crate::streams::duration;
 use crate::train::loader_threads;
 use crate::{UsageError, hardware, size};
 use anyhow::Result;
@@ -302,7 +303,12 @@ impl Shown<'_> {
             let rate = grouped(unit.of_rows(stage.rate) as u64);
             line(stage.name, format!("{rate} {}/s{of}{slowest}", unit.name()));
         }
-        line("an epoch", format!("{:.1} s", estimate.epoch_seconds));
+        let seconds = estimate.epoch_seconds;
+        let long = match seconds >= 120.0 {
+            true => format!(" ({})", duration(seconds)),
+            false => String::new(),
+        };
+        line("an epoch", format!("{seconds:.1} s{long}"));
         for advice in &estimate.advice {
             line("to be faster", advice.clone());
         }

@@ -8,14 +8,17 @@ use anyhow::Result;
 use std::sync::Arc;
 use storm_data::estimator_of_text;
 use storm_data::records::{Estimator, LoaderStatistics, RecordDemand, RecordEstimate, RecordRates};
+use storm_model::Unit;
 use storm_plan::Link;
+use storm_train::Part;
 
 /// What was estimated for the data of a run before its first step.
 pub(super) struct Forecast {
     estimate: RecordEstimate,
     reading_path: String,
-    /// Images, or the tokens of a row.
+    /// 1 for images, or the tokens of a row.
     units_per_row: usize,
+    unit: Unit,
 }
 
 impl Forecast {
@@ -47,43 +50,48 @@ impl Forecast {
         };
         let estimate = estimator.estimate(&rates, &demand)?;
         let reading_path = estimator.reading_path().to_string();
-        Ok(Some(Forecast { estimate, reading_path, units_per_row }))
+        let unit = setup.model.config.unit();
+        Ok(Some(Forecast { estimate, reading_path, units_per_row, unit }))
     }
 
-    /// What each stage should supply.
+    /// What each stage should supply, the slowest first.
     pub(super) fn predicted(&self) -> String {
-        let mut words = format!("read by {}", self.reading_path);
-        if self.estimate.is_resident {
-            words.push_str(" once, then all in memory");
+        let RecordEstimate { stages, ahead, is_resident, .. } = &self.estimate;
+        let mut words = match is_resident {
+            true => format!("read once by {}, then kept in memory", self.reading_path),
+            false => format!("read by {}", self.reading_path),
+        };
+        for (number, stage) in stages.iter().enumerate() {
+            let rate = grouped((stage.rate * self.units_per_row as f64) as u64);
+            let slowest = if number == 0 { " (the slowest)" } else { "" };
+            let separator = if number == 0 { ";" } else { "," };
+            words.push_str(&format!("{separator} {} {rate} {}/s{slowest}", stage.name, self.unit));
         }
-        for stage in &self.estimate.stages {
-            let rate = stage.rate * self.units_per_row as f64;
-            words.push_str(&format!(", {} {}/s", stage.name, grouped(rate as u64)));
-        }
-        let ahead = self.estimate.ahead;
-        words.push_str(&format!(", {ahead} batches prepared ahead"));
-        if let Some(slowest) = self.estimate.stages.first() {
-            words.push_str(&format!("; the slowest is {}", slowest.name));
-        }
+        words.push_str(&format!("; {}", in_advance(*ahead)));
         words
     }
 
-    /// What loading did.
-    pub(super) fn measured(statistics: &LoaderStatistics) -> String {
+    /// What loading did for the steps of this part.
+    pub(super) fn measured(&self, statistics: &LoaderStatistics, part: &Part) -> String {
         let LoaderStatistics { batches, stalls, stalled_ns, reads, read_bytes, ahead, .. } =
             *statistics;
         let seconds = |ns: u64| ns as f64 / 1e9;
-        let mut words = format!(
-            "{} in {} reads; threads waited {:.2} s for the disk and decoded for {:.2} s; steps waited {:.2} s for {} \
-             of {} batches; {ahead} batches prepared ahead",
+        let mut words = part.units_per_second().map_or(String::new(), |rate| {
+            format!("trained on {} {}/s; ", grouped(rate.round() as u64), self.unit)
+        });
+        words.push_str(&format!(
+            "read {} in {} reads; threads that load waited {:.2} s for the disk and decoded for {:.2} s; reading \
+             ahead waited {:.2} s for {} of {} batches, steps waited {:.2} s; {}",
             size::show(read_bytes),
             grouped(reads),
             seconds(statistics.reading_ns),
             seconds(statistics.decoding_ns),
             seconds(stalled_ns),
             grouped(stalls),
-            grouped(batches)
-        );
+            grouped(batches),
+            part.data_wait_seconds(),
+            in_advance(ahead as usize)
+        ));
         if statistics.longest_ns > 0 {
             words.push_str(&format!(
                 ", since one took up to {:.1} ms to make and is used for {:.1} ms",
@@ -93,4 +101,10 @@ impl Forecast {
         }
         words
     }
+}
+
+/// How many batches are there before they are used.
+fn in_advance(ahead: usize) -> String {
+    let batches = if ahead == 1 { "batch" } else { "batches" };
+    format!("{ahead} {batches} prepared ahead")
 }

@@ -1,4 +1,4 @@
-//! Held-out pictures with what the trained model takes them for.
+//! Held-out pictures with what the model takes them for: a few after every evaluation, more at the end.
 
 use super::setup::Setup;
 use anyhow::{Context, Result};
@@ -6,86 +6,96 @@ use std::path::Path;
 use std::sync::Arc;
 use storm_data::Split;
 use storm_data::records::{Order, RecordBatch, RecordLoader, RecordLoaderOptions, RecordSet};
-use storm_graph::DType;
-use storm_model::{BuildOptions, ImageDirectory};
-use storm_train::{Inference, NamedInputs, Picture, Pictures};
+use storm_model::{AnyModel, ImageDirectory};
+use storm_train::{Guess, History, NamedInputs, Picture, Pictures, Shown, Viewer};
 
-/// How many are shown.
+/// How many are shown at the end.
 const PICTURES_MAX: u64 = 32;
 
-/// Looks at some of the held-out pictures with the saved model, in f32 on the processor: the device may have no memory
-/// to spare.
-pub(super) fn look(setup: &Setup, model: &Path, step: u64) -> Result<Pictures> {
+/// How many of these are looked at after every evaluation: the first.
+const VIEWED_MAX: u64 = 8;
+
+/// The share of host memory that looking after an evaluation may take.
+const VIEWER_SHARE: u64 = 16;
+
+/// Host memory for looking at pictures after every evaluation; none for a model that reads something else, and if it is too
+/// large a share.
+pub(super) fn viewer_bytes(model: &AnyModel, ram_bytes: u64) -> Result<u64> {
+    let Some(config) = model.image() else { return Ok(0) };
+    let bytes = Viewer::memory_bytes(config, VIEWED_MAX as usize)?;
+    Ok(if bytes <= ram_bytes / VIEWER_SHARE { bytes } else { 0 })
+}
+
+/// Looks at pictures after every evaluation, in a run that has memory for it.
+pub(super) fn viewer(setup: &Setup) -> Result<Option<Viewer>> {
+    let (Some(set), Some(config)) = (setup.data.records(), setup.model.config.image()) else {
+        return Ok(None);
+    };
+    let has_room = viewer_bytes(&setup.model.config, setup.request.ram.bytes)? > 0;
+    if !has_room || set.records(Split::Held) == 0 {
+        return Ok(None);
+    }
+    let batch = batch(setup, set, VIEWED_MAX)?;
+    Ok(Some(Viewer::new(config, batch.samples.len(), inputs(&batch)?)?))
+}
+
+/// Looks at some of the held-out pictures with the saved model.
+pub(super) fn look(setup: &Setup, model: &Path, step: u64, history: &History) -> Result<Pictures> {
     let Some(set) = setup.data.records() else { return Ok(Pictures::None) };
-    let count = set.records(Split::Held).min(PICTURES_MAX) as usize;
-    if count == 0 {
+    if set.records(Split::Held) == 0 {
         return Ok(Pictures::None);
     }
+    let batch = batch(setup, set, PICTURES_MAX)?;
+    let count = batch.samples.len();
     setup.style.say(&format!("looking at {count} held-out pictures …"));
-    let batch = batch(set, count, setup.settings.seed.0, setup.settings.data_ram.0)?;
-    let missing = "the dataset has no pictures with classes";
-    let images = batch.column("images").context(missing)?;
-    let targets = batch.column("targets").and_then(|column| column.to_i32()).context(missing)?;
+    let images = batch.column("images").context(MISSING)?;
+    let targets = batch.column("targets").and_then(|column| column.to_i32()).context(MISSING)?;
     let directory = ImageDirectory::open(model)?;
     let config = directory.config();
-    let options = BuildOptions::training(count, 1, DType::F32);
-    let mut inference = Inference::load(config, &options, &directory)?;
-    let samples: Vec<i32> = batch.samples.iter().flatten().copied().collect();
-    let inputs = NamedInputs::new(count)
-        .with("images", images.bytes.clone())
-        .with("samples", samples)
-        .with("targets", targets.clone());
-    let logits = inference.logits(&inputs)?;
+    let guesses = Viewer::new(config, count, inputs(&batch)?)?.look_with(&directory)?;
     let [height, width] = config.image_size;
     let names = &set.manifest().class_names;
     let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| class.to_string());
-    let pictures = (0..count).map(|row| {
-        let (class, probability) = best(&logits[row * config.classes..][..config.classes]);
+    let pictures = guesses.iter().enumerate().map(|(row, guess)| {
         let [low, high, _] = batch.samples[row];
         Picture {
             number: u64::from(low as u32) | u64::from(high as u32) << 32,
             shape: [height, width, config.channels],
             pixels: images.row(row).to_vec(),
             class: name(targets[row] as usize),
-            predicted: name(class),
-            probability,
+            predicted: name(guess.class as usize),
+            probability: guess.probability,
         }
     });
-    Ok(Pictures::Shown { step, pictures: pictures.collect() })
+    let named = |guess: &Guess| (name(guess.class as usize), guess.probability);
+    let views = history.views().filter(|view| view.step < step);
+    let views = views.map(|view| (view.step, view.guesses.iter().map(named).collect()));
+    let (pictures, views) = (pictures.collect(), views.collect());
+    Ok(Pictures::Shown(Shown { step, pictures, views }))
 }
 
-/// Pictures of the held-out part, chosen by the seed.
-fn batch(set: &Arc<RecordSet>, count: usize, seed: u64, data_ram: u64) -> Result<RecordBatch> {
+const MISSING: &str = "the dataset has no pictures with classes";
+
+/// Up to so many pictures of the held-out part, chosen by the seed. Fewer of them are the first of more.
+fn batch(setup: &Setup, set: &Arc<RecordSet>, most: u64) -> Result<RecordBatch> {
+    let count = set.records(Split::Held).min(most) as usize;
     let options = RecordLoaderOptions {
         part: Split::Held,
         order: Order::Global,
-        ..RecordLoaderOptions::training(count, seed, data_ram)
+        ..RecordLoaderOptions::training(count, setup.settings.seed.0, setup.settings.data_ram.0)
     };
     let mut batch = RecordBatch::default();
     RecordLoader::new(Arc::clone(set), options)?.next_batch(&mut batch)?;
     Ok(batch)
 }
 
-/// The class with the highest score, the first of equals, and its probability.
-fn best(logits: &[f32]) -> (usize, f32) {
-    let mut best = 0;
-    for (class, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = class;
-        }
-    }
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - logits[best]).exp()).sum();
-    (best, (1.0 / sum) as f32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::best;
-
-    #[test]
-    fn the_first_of_the_highest_scores_is_taken() {
-        assert_eq!(best(&[1.0, 3.0, 3.0, -90.0]).0, 1);
-        assert!((best(&[0.0, 0.0]).1 - 0.5).abs() < 1e-6);
-        assert!((best(&[1000.0, 0.0]).1 - 1.0).abs() < 1e-6);
-    }
+/// What a model reads of them.
+fn inputs(batch: &RecordBatch) -> Result<NamedInputs> {
+    let images = batch.column("images").context(MISSING)?;
+    let targets = batch.column("targets").and_then(|column| column.to_i32()).context(MISSING)?;
+    let samples: Vec<i32> = batch.samples.iter().flatten().copied().collect();
+    Ok(NamedInputs::new(batch.samples.len())
+        .with("images", images.bytes.clone())
+        .with("samples", samples)
+        .with("targets", targets))
 }

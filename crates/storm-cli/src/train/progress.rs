@@ -202,6 +202,11 @@ impl Sink for Progress {
                 }
                 self.object(object);
             }
+            Event::Viewed { step, guesses, seconds } => {
+                self.object(json!({
+                    "event": "viewed", "step": step, "guesses": guesses, "seconds": seconds,
+                }));
+            }
             Event::PredictionPrepared { step, seconds } => {
                 self.object(json!({
                     "event": "prediction_prepared", "step": step, "seconds": seconds,

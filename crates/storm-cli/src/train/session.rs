@@ -81,7 +81,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let data: Vec<(&str, String)> = match (&forecast, run.loading()?) {
         (Some(forecast), Some(loading)) => vec![
             ("data predicted", forecast.predicted()),
-            ("data measured", Forecast::measured(&loading)),
+            ("data measured", forecast.measured(&loading, progress.part())),
         ],
         _ => Vec::new(),
     };
@@ -120,8 +120,8 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         page.write(setup, &history, progress.part())?;
     }
     if finished.reason != StopReason::Requested {
-        page.pictures = pictures::look(setup, &model, finished.step)?;
-        if let Pictures::Shown { .. } = page.pictures {
+        page.pictures = pictures::look(setup, &model, finished.step, &history)?;
+        if let Pictures::Shown(_) = page.pictures {
             page.write(setup, &history, progress.part())?;
         }
     }
@@ -176,6 +176,9 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
             "predictions  direction {direction}; {} of host memory; {judged}",
             size::show(bytes)
         ));
+    }
+    if let Some(viewer) = pictures::viewer(setup)? {
+        run.view(viewer);
     }
     let planned_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];

@@ -8,6 +8,7 @@ use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
+use super::pictures;
 use super::probe;
 use super::ranks::{self, Crew};
 use super::schedule;
@@ -500,6 +501,7 @@ pub(super) fn request(
         }
         None => 0,
     };
+    let viewer_bytes = pictures::viewer_bytes(&config, machine.ram.bytes)?;
     Ok(Request {
         model: name.to_owned(),
         checkpoint_bytes: checkpoint_bytes(&config, &options)?,
@@ -521,6 +523,7 @@ pub(super) fn request(
         beside_bytes: step_bytes
             .saturating_add(host_memory::of_threads(machine.threads))
             .saturating_add(loading_bytes)
+            .saturating_add(viewer_bytes)
             .saturating_add(predict_bytes),
         predict_bytes,
     })

@@ -1,6 +1,6 @@
 use super::thinned::Thinned;
 use super::{Predictions, Sink, StepRecord};
-use crate::{Event, RunError};
+use crate::{Event, Guess, RunError};
 
 /// What a run did, thinned to what a picture can show: its size does not depend on how long the run is.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct History {
     other_seconds: f64,
     sample: Option<Sample>,
     predictions: Predictions,
+    views: Thinned<View>,
+    last_view: Option<View>,
 }
 
 /// What an evaluation found.
@@ -26,6 +28,18 @@ pub struct Evaluated {
     pub loss: f64,
     /// Share of them that the model found, for one that classifies.
     pub accuracy: Option<f64>,
+}
+
+/// Of the views of pictures, at least so many are kept.
+const VIEWS_KEPT_MIN: usize = 6;
+
+/// What the model took pictures for, which are always the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// After which step.
+    pub step: u64,
+    /// Of each picture.
+    pub guesses: Vec<Guess>,
 }
 
 /// Some text by the model.
@@ -59,6 +73,8 @@ impl History {
             other_seconds: 0.0,
             sample: None,
             predictions: Predictions::new(),
+            views: Thinned::keeping(VIEWS_KEPT_MIN),
+            last_view: None,
         }
     }
 
@@ -82,6 +98,11 @@ impl History {
         with_last(self.evaluations.as_slice(), self.last_evaluation.as_ref(), |found| found.step)
     }
 
+    /// What it took pictures for after some of the evaluations, the last one included.
+    pub fn views(&self) -> impl Iterator<Item = &View> {
+        with_last(self.views.as_slice(), self.last_view.as_ref(), |view| view.step)
+    }
+
     /// The least loss of all evaluations.
     pub fn best_loss(&self) -> Option<f64> {
         self.best_loss
@@ -97,7 +118,7 @@ impl History {
         self.step_seconds
     }
 
-    /// That evaluations and predictions took, and that steps waited for checkpoints.
+    /// That evaluations, views and predictions took, and that steps waited for checkpoints.
     pub fn other_seconds(&self) -> f64 {
         self.other_seconds
     }
@@ -137,6 +158,12 @@ impl Sink for History {
                 let best =
                     |best: Option<f64>| accuracy.map(|now| best.map_or(now, |best| best.max(now)));
                 self.best_accuracy = best(self.best_accuracy).or(self.best_accuracy);
+                self.other_seconds += seconds;
+            }
+            Event::Viewed { step, guesses, seconds } => {
+                let view = View { step, guesses: guesses.to_vec() };
+                self.views.push(view.clone());
+                self.last_view = Some(view);
                 self.other_seconds += seconds;
             }
             Event::Saved { pause_seconds, .. } => self.other_seconds += pause_seconds,

@@ -1,7 +1,7 @@
-//! `metrics.jsonl`: one object per line and step, evaluation, prediction, checkpoint or sample.
+//! `metrics.jsonl`: one object per line and step, evaluation, view of pictures, prediction, checkpoint or sample.
 
 use super::{Sink, StepRecord};
-use crate::{Event, Judgement, Jump, Prediction, RunError};
+use crate::{Event, Guess, Judgement, Jump, Prediction, RunError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -108,12 +108,13 @@ enum Recorded {
     Other(Other),
 }
 
-/// An evaluation, a part of a prediction, a checkpoint, or a sample.
+/// An evaluation, a view of pictures, a part of a prediction, a checkpoint, or a sample.
 #[derive(Deserialize)]
 struct Other {
     step: u64,
     eval_loss: Option<f64>,
     eval_accuracy: Option<f64>,
+    guesses: Option<Vec<Guess>>,
     checkpoint: Option<PathBuf>,
     sample: Option<String>,
     jump: Option<Jump>,
@@ -134,6 +135,9 @@ impl Other {
         if let Some(loss) = self.eval_loss {
             let (accuracy, is_best) = (self.eval_accuracy, false);
             sink.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
+        }
+        if let Some(guesses) = &self.guesses {
+            sink.event(&Event::Viewed { step, guesses, seconds })?;
         }
         if let Some(path) = &self.checkpoint {
             let before_seconds = 0.0;
@@ -224,6 +228,9 @@ impl Sink for MetricsFile {
                 }
                 self.line(&line)?;
             }
+            Event::Viewed { step, guesses, seconds } => {
+                self.line(&json!({"step": step, "guesses": guesses, "seconds": seconds}))?;
+            }
             Event::PredictionPrepared { step, seconds } => {
                 self.line(&json!({"step": step, "prepared_seconds": seconds}))?;
             }
@@ -256,8 +263,8 @@ impl Sink for MetricsFile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::History;
     use super::super::history::tests::record;
+    use super::super::{History, View};
     use super::*;
     use crate::Phase;
 
@@ -279,6 +286,7 @@ mod tests {
         };
         // Written as null.
         let judgement = Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
+        let guesses = [Guess { class: 7, probability: 0.25 }, Guess { class: 0, probability: 1.0 }];
         let events = [
             Event::Evaluated {
                 step: 1,
@@ -295,6 +303,7 @@ mod tests {
                 before_seconds: 0.0,
             },
             Event::Sampled { step: 1, prompt: &long, text: &long },
+            Event::Viewed { step: 1, guesses: &guesses, seconds: 0.125 },
             Event::PredictionPrepared { step: 1, seconds: 0.25 },
             Event::Predicted { step: 1, prediction },
             Event::PredictionJudged { step: 1, judgement },
@@ -310,7 +319,9 @@ mod tests {
                 true => drop(MetricsFile::open(&path, 1, &mut history).expect("a file")),
                 false => read_metrics(&path, &mut history).expect("a file"),
             }
-            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 7.25));
+            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 7.375));
+            let views: Vec<&View> = history.views().collect();
+            assert_eq!(views, [&View { step: 1, guesses: guesses.to_vec() }]);
             let predictions = history.predictions();
             assert_eq!((predictions.accepted, predictions.refused), (2, 1));
             assert_eq!((predictions.kept, predictions.undone), (0, 1));

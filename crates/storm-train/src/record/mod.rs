@@ -10,12 +10,12 @@ mod tensorboard;
 mod thinned;
 mod throughput;
 
-pub use history::{Evaluated, History, Sample};
+pub use history::{Evaluated, History, Sample, View};
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
 pub use part::Part;
 pub use predictions::{PhaseTotals, Predictions};
-pub use report::{LastPlan, Picture, Pictures, PlanFacts, RunFacts, write_report};
+pub use report::{LastPlan, Picture, Pictures, PlanFacts, RunFacts, Shown, write_report};
 pub use tensorboard::TensorBoardFile;
 pub use throughput::Throughput;
 

@@ -14,6 +14,7 @@ pub struct Part {
     unit: Unit,
     units: f64,
     seconds: f64,
+    data_wait_seconds: f64,
     /// Of each step.
     step_seconds: Thinned<f64>,
     device_bytes_peak: u64,
@@ -36,6 +37,7 @@ impl Part {
             unit: Unit::default(),
             units: 0.0,
             seconds: 0.0,
+            data_wait_seconds: 0.0,
             step_seconds: Thinned::new(),
             device_bytes_peak: 0,
             evaluation_seconds: 0.0,
@@ -62,6 +64,11 @@ impl Part {
     /// That steps took.
     pub fn seconds(&self) -> f64 {
         self.seconds
+    }
+
+    /// Of these, how long steps waited for data that was not read yet.
+    pub fn data_wait_seconds(&self) -> f64 {
+        self.data_wait_seconds
     }
 
     /// Of one step; none if there is none.
@@ -98,6 +105,7 @@ impl Sink for Part {
         self.unit = record.throughput.unit();
         self.units += record.throughput.per_second() * record.seconds;
         self.seconds += record.seconds;
+        self.data_wait_seconds += record.data_wait_seconds;
         self.step_seconds.push(record.seconds);
         self.device_bytes_peak = self.device_bytes_peak.max(record.device_bytes);
         Ok(())
@@ -106,7 +114,9 @@ impl Sink for Part {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match *event {
             Event::Started { .. } => *self = Part::new(),
-            Event::Evaluated { seconds, .. } => self.evaluation_seconds += seconds,
+            Event::Evaluated { seconds, .. } | Event::Viewed { seconds, .. } => {
+                self.evaluation_seconds += seconds;
+            }
             Event::Saved { seconds, pause_seconds, .. } => {
                 self.paused_seconds += pause_seconds;
                 self.written_seconds += (seconds - pause_seconds).max(0.0);

@@ -1,10 +1,12 @@
-/// Items that are kept at least; every other one goes when there are twice as many.
+/// Items that are kept at least, unless another number is given; every other one goes when there are twice as many.
 pub(super) const KEPT_MIN: usize = 2000;
 
 /// A list of any length, thinned to what a picture can show: the first item, then every second, fourth, … one.
 #[derive(Clone, Debug)]
 pub(super) struct Thinned<T> {
     kept: Vec<T>,
+    /// At least so many are kept of more.
+    kept_min: usize,
     /// One of so many is kept.
     stride: u64,
     seen: u64,
@@ -12,7 +14,12 @@ pub(super) struct Thinned<T> {
 
 impl<T> Thinned<T> {
     pub(super) fn new() -> Thinned<T> {
-        Thinned { kept: Vec::new(), stride: 1, seen: 0 }
+        Thinned::keeping(KEPT_MIN)
+    }
+
+    /// Keeps at least so many, and at most twice as many.
+    pub(super) fn keeping(kept_min: usize) -> Thinned<T> {
+        Thinned { kept: Vec::new(), kept_min, stride: 1, seen: 0 }
     }
 
     pub(super) fn push(&mut self, item: T) {
@@ -20,7 +27,7 @@ impl<T> Thinned<T> {
             self.kept.push(item);
         }
         self.seen += 1;
-        if self.kept.len() > 2 * KEPT_MIN {
+        if self.kept.len() > 2 * self.kept_min {
             let mut index = 0;
             self.kept.retain(|_| {
                 index += 1;

@@ -40,6 +40,12 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         }
         let seconds = start.elapsed().as_secs_f64();
         observer.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
+        if let Some(viewer) = &mut self.viewer {
+            let start = Instant::now();
+            let guesses = viewer.look(&mut self.trainer)?;
+            let seconds = start.elapsed().as_secs_f64();
+            observer.event(&Event::Viewed { step, guesses: &guesses, seconds })?;
+        }
         Ok(is_best)
     }
 }

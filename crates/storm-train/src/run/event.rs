@@ -1,5 +1,5 @@
 use super::{Finished, RunError};
-use crate::{Alarm, Judgement, Jump, Phase, Prediction, TrainError, Trainer};
+use crate::{Alarm, Guess, Judgement, Jump, Phase, Prediction, TrainError, Trainer};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -67,6 +67,15 @@ pub enum Event<'a> {
         accuracy: Option<f64>,
         /// Whether no evaluation before was as good.
         is_best: bool,
+        /// What it took.
+        seconds: f64,
+    },
+    /// After an evaluation, the model looked at pictures that are always the same.
+    Viewed {
+        /// After which step.
+        step: u64,
+        /// What it takes each for.
+        guesses: &'a [Guess],
         /// What it took.
         seconds: f64,
     },

@@ -25,7 +25,7 @@ use crate::staging::Rate;
 use crate::trainer::{NextStep, SourceStep};
 use crate::{
     AnyBatch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule, Storage,
-    Trainer, TrainingState, Verified,
+    Trainer, TrainingState, Verified, Viewer,
 };
 use data_watch::DataWatch;
 use std::collections::BTreeMap;
@@ -76,6 +76,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     on_alarm: OnAlarm,
     data_watch: DataWatch,
     predictor: Option<Predictor>,
+    viewer: Option<Viewer>,
 }
 
 /// What a run does once it was saved because device memory got short.
@@ -140,12 +141,18 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             on_alarm: OnAlarm::GoOn,
             data_watch: DataWatch::default(),
             predictor: None,
+            viewer: None,
         })
     }
 
     /// Watches device memory from now on.
     pub fn watch(&mut self, guard: Guard, on_alarm: OnAlarm) {
         (self.guard, self.on_alarm) = (Some(guard), on_alarm);
+    }
+
+    /// Looks at pictures after every evaluation.
+    pub fn view(&mut self, viewer: Viewer) {
+        self.viewer = Some(viewer);
     }
 
     /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if

@@ -7,7 +7,7 @@ mod pictures;
 mod ticks;
 mod unit;
 
-pub use pictures::{Picture, Pictures};
+pub use pictures::{Picture, Pictures, Shown};
 
 use super::{History, Part, Sample};
 use std::io::{self, Write};

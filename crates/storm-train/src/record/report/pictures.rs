@@ -30,19 +30,25 @@ pub struct Picture {
     pub probability: f32,
 }
 
+/// Pictures as they are shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shown {
+    /// Of the run, after which the model made its guesses.
+    pub step: u64,
+    /// In this order.
+    pub pictures: Vec<Picture>,
+    /// What it took the first of them for after earlier steps: the class and how likely it was.
+    pub views: Vec<(u64, Vec<(String, f32)>)>,
+}
+
 /// What a page says of pictures.
 #[derive(Clone, Debug, Default)]
 pub enum Pictures {
     /// Nothing.
     #[default]
     None,
-    /// These, after so many steps.
-    Shown {
-        /// Of the run.
-        step: u64,
-        /// In this order.
-        pictures: Vec<Picture>,
-    },
+    /// These.
+    Shown(Shown),
     /// What a page that was written before says of them, as it is.
     Page(String),
 }
@@ -55,7 +61,11 @@ impl Pictures {
                 Some(section) => writeln!(out, "{section}"),
                 None => Ok(()),
             },
-            Pictures::Shown { step, pictures } => write_grid(*step, pictures, out),
+            Pictures::Shown(shown) => {
+                write_grid(shown, out)?;
+                write_views(shown, out)?;
+                writeln!(out, "{END}")
+            }
         }
     }
 }
@@ -67,7 +77,8 @@ fn section(page: &str) -> Option<&str> {
     Some(&page[from..from + length])
 }
 
-fn write_grid(step: u64, pictures: &[Picture], out: &mut impl Write) -> io::Result<()> {
+fn write_grid(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
+    let Shown { step, pictures, .. } = shown;
     let right = pictures.iter().filter(|picture| picture.predicted == picture.class).count();
     writeln!(out, "{HEADING}")?;
     writeln!(
@@ -80,25 +91,74 @@ fn write_grid(step: u64, pictures: &[Picture], out: &mut impl Write) -> io::Resu
     for picture in pictures {
         write_picture(picture, out)?;
     }
-    writeln!(out, "</ul>\n{END}")
+    writeln!(out, "</ul>")
 }
 
 fn write_picture(picture: &Picture, out: &mut impl Write) -> io::Result<()> {
     let Picture { number, class, predicted, probability, .. } = picture;
-    let (class, predicted) = (Escaped(class), Escaped(predicted));
-    let percent = 100.0 * probability;
+    let is_right = predicted == class;
+    let class = Escaped(class);
     let data = STANDARD.encode(png(picture)?);
-    let is_right = picture.predicted == picture.class;
-    let (kind, truth) = match is_right {
-        true => ("", String::new()),
-        false => (" class=\"wrong\"", format!("<i>is {class}</i>")),
-    };
+    let truth = if is_right { String::new() } else { format!("<i>is {class}</i>") };
+    let image =
+        format!("<img src=\"data:image/png;base64,{data}\" alt=\"picture {number}: {class}\">");
+    write_guess(&image, is_right, predicted, *probability, &truth, out)
+}
+
+/// A picture with what the model takes it for; `image` and `truth` are HTML.
+fn write_guess(
+    image: &str,
+    is_right: bool,
+    predicted: &str,
+    probability: f32,
+    truth: &str,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let kind = if is_right { "" } else { " class=\"wrong\"" };
     let mark = if is_right { "" } else { "✗ " };
+    let (predicted, percent) = (Escaped(predicted), 100.0 * probability);
     writeln!(
         out,
-        "<li{kind}><img src=\"data:image/png;base64,{data}\" alt=\"picture {number}: {class}\"><b>{mark}{predicted}</b>\
-         <span>{percent:.1} %</span>{truth}</li>"
+        "<li{kind}>{image}<b>{mark}{predicted}</b><span>{percent:.1} %</span>{truth}</li>"
     )
+}
+
+/// The same pictures after earlier steps, a row for each. The bytes of a picture are there once, in a style.
+fn write_views(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
+    let Shown { pictures, views, .. } = shown;
+    let count = views.iter().map(|(_, guesses)| guesses.len()).max().unwrap_or(0);
+    let pictures = &pictures[..count.min(pictures.len())];
+    if pictures.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "<details class=\"views\"><summary>After earlier evaluations</summary>\n<style>"
+    )?;
+    for (index, picture) in pictures.iter().enumerate() {
+        let data = STANDARD.encode(png(picture)?);
+        writeln!(out, ".view-{index} {{ background-image: url(data:image/png;base64,{data}); }}")?;
+    }
+    writeln!(out, "</style>")?;
+    for (step, guesses) in views {
+        let of = || pictures.iter().zip(guesses);
+        let right = of().filter(|(picture, (predicted, _))| *predicted == picture.class).count();
+        let count = of().count();
+        writeln!(
+            out,
+            "<h3>Step {step}: {right} of {count} are right</h3>\n<ul class=\"pictures\">"
+        )?;
+        for (index, (picture, (predicted, probability))) in of().enumerate() {
+            let Picture { number, class, .. } = picture;
+            let image = format!(
+                "<span class=\"thumb view-{index}\" role=\"img\" aria-label=\"picture {number}: {}\"></span>",
+                Escaped(class)
+            );
+            write_guess(&image, predicted == class, predicted, *probability, "", out)?;
+        }
+        writeln!(out, "</ul>")?;
+    }
+    writeln!(out, "</details>")
 }
 
 /// The picture as a PNG, with sides that fit the page.
@@ -151,7 +211,8 @@ mod tests {
             picture([4, 6, 1], HOSTILE, "dog"),
             picture([300, 100, 3], "a", "b"),
         ];
-        let page = written(&Pictures::Shown { step: 9, pictures });
+        let page = written(&Pictures::Shown(Shown { step: 9, pictures, views: Vec::new() }));
+        assert!(!page.contains("<details"), "{page}");
         assert_eq!(page.matches("<li>").count(), 1);
         assert_eq!(page.matches("<li class=\"wrong\">").count(), 2);
         assert!(page.contains("1 are right") && page.contains("25.0 %"), "{page}");
@@ -161,6 +222,33 @@ mod tests {
         let whole = format!("<h1>a</h1>{page}<h2>b</h2>");
         assert_eq!(written(&Pictures::Page(whole)), page);
         assert_eq!(written(&Pictures::Page("<h1>a</h1>".to_owned())), "");
+    }
+
+    #[test]
+    fn earlier_views_have_a_row_each_and_the_bytes_of_a_picture_once() {
+        let pictures: Vec<Picture> =
+            ["cat", HOSTILE, "dog"].map(|class| picture([32, 32, 3], class, class)).into();
+        let guess = |name: &str, probability: f32| (name.to_owned(), probability);
+        let views = vec![
+            (3, vec![guess("dog", 0.5), guess(HOSTILE, 0.75)]),
+            // Metrics that a stranger wrote may have more of them.
+            (6, ["cat", "b", "dog", "e"].map(|name| guess(name, 0.125)).into()),
+        ];
+        let shown = Shown { step: 9, pictures, views };
+        let page = written(&Pictures::Shown(shown.clone()));
+        let alone = written(&Pictures::Shown(Shown { views: Vec::new(), ..shown.clone() }));
+        let (before, views) = page.split_once("<details").expect("views");
+        assert_eq!(format!("{before}{END}\n"), alone);
+        assert!(views.contains("Step 3: 1 of 2 are right") && views.contains("Step 6: 2 of 3 are"));
+        assert_eq!((views.matches("<li>").count(), views.matches("<li class").count()), (3, 2));
+        assert_eq!(views.matches("data:image/png").count(), 3);
+        assert!(views.contains("50.0 %") && views.contains("12.5 %"), "{views}");
+        assert!(!views.contains("<script>") && !views.contains("<img"), "{views}");
+        let whole = format!("<h1>a</h1>{page}<h2>b</h2>");
+        assert_eq!(written(&Pictures::Page(whole)), page);
+        // No picture, no views.
+        let none = written(&Pictures::Shown(Shown { pictures: Vec::new(), ..shown }));
+        assert!(!none.contains("<details"), "{none}");
     }
 
     #[test]
