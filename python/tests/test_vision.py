@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import image_classifier
 CLASSES = 7
 BATCH = 8
 STEPS = 50
+SMOOTHING = 0.1
 
 # Without dropout: its random bits are our own.
 NETWORKS = {
@@ -36,9 +38,18 @@ if os.environ.get("STORM_LONG_TESTS") == "1":
     }
     SIDES |= {"small-cnn, full": 32, "resnet-18, full": 32}
 
-# ResNet-18 learns these few pictures by heart, and every rounding grows: even at a small rate PyTorch in f32 is 2e-3 from PyTorch in
-# f64. STORM in f32 may be a few times as far.
+RATE = 0.005
+
+# ResNet-18 has millions of ReLUs, and f32 and f64 disagree on the sign of some whose input is nearly zero. A single one of these in the
+# third stage changes the gradients of all layers below it by 1 %, and after fifty steps f32 is 1e-2 from f64, in PyTorch
+# as in STORM. So its norms start with a bias at which hardly any input is near zero: rounding can be compared then.
 DEEP = "resnet-18, full"
+BIAS = 4.0
+
+# The bound of losses over fifty steps, of logits, and of the gradients of each layer in one step.
+LOSSES_RELATIVE = 1e-4
+LOGITS_ABSOLUTE = 1e-4
+GRADIENTS_RELATIVE = 1e-5
 
 
 def config_of(network: dict, side: int) -> dict:
@@ -73,6 +84,19 @@ def run(run_tool, folder, fields: dict) -> dict:
     return json.loads(run_tool("storm-parity", path))
 
 
+def normalized(images: torch.Tensor, config: dict, dtype: torch.dtype) -> torch.Tensor:
+    """What the network reads: in f64 without rounding, in f32 rounded as STORM does it, by one product and one sum."""
+    mean, std = (torch.tensor(config[name]).double() for name in ("mean", "std"))
+    factor, summand = (1 / (255 * std)).to(dtype), (-mean / std).to(dtype)
+    return (images.to(dtype) * factor + summand).permute(0, 3, 1, 2).contiguous()
+
+
+def loss_of(module: torch.nn.Module, config: dict, batch: tuple, dtype: torch.dtype) -> torch.Tensor:
+    images, targets = batch
+    logits = module(normalized(images, config, dtype))
+    return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=SMOOTHING)
+
+
 def losses_of_pytorch(
     module: torch.nn.Module, config: dict, batches: list, rate: float, dtype: torch.dtype
 ) -> list[float]:
@@ -83,9 +107,8 @@ def losses_of_pytorch(
     )
     module.train()
     losses = []
-    for images, targets in batches:
-        logits = module(image_classifier.normalized(images, config).to(dtype))
-        loss = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+    for batch in batches:
+        loss = loss_of(module, config, batch, dtype)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -97,24 +120,51 @@ def largest_error(found: list[float], expected: list[float]) -> float:
     return max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
+def fresh(name: str, folder: Path) -> tuple[torch.nn.Module, dict]:
+    """A network with fresh weights, which are in the folder too, and its config."""
     config = config_of(NETWORKS[name], SIDES[name])
     torch.manual_seed(1)
     module = image_classifier.build(config)
-    start, trained = tmp_path / "start", tmp_path / "trained"
-    start.mkdir()
-    (start / "config.json").write_text(json.dumps(config))
-    save_file(module.state_dict(), start / "model.safetensors")
+    if name == DEEP:
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                torch.nn.init.constant_(layer.bias, BIAS)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(module.state_dict(), folder / "model.safetensors")
+    return module, config
 
-    # In f64: rounding to f32 moves a value across the zero of a ReLU now and then, after which losses differ by 1e-3. PyTorch in
-    # f32 is that far from itself in f64, so it is no reference for STORM in f32.
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_every_layer(name, run_tool, record, tmp_path):
+    start, output = tmp_path / "start", tmp_path / "gradients.safetensors"
+    module, config = fresh(name, start)
+    batch = pictures(0, SIDES[name])
+    exact = copy.deepcopy(module).double().train()
+    expected = loss_of(exact, config, batch, torch.float64)
+    expected.backward()
+    fields = {"job": "image_gradients", "model": start, "label_smoothing": SMOOTHING}
+    found = run(run_tool, tmp_path, {**fields, "batch": job(*batch), "output": output})
+    assert abs(found["loss"] / expected.item() - 1) <= 1e-6
+    gradients = load_file(output)
+    parameters = dict(exact.named_parameters())
+    assert gradients.keys() == parameters.keys()
+    for parameter, values in parameters.items():
+        error = (gradients[parameter] - values.grad).norm() / values.grad.norm()
+        record(f"relative gradient of {name}", error.item())
+        assert error <= GRADIENTS_RELATIVE, parameter
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
+    start, trained = tmp_path / "start", tmp_path / "trained"
+    module, config = fresh(name, start)
     # The same few batches over and over, so that there is something to learn.
     batches = [pictures(index % 4, SIDES[name]) for index in range(STEPS)]
-    rate = 0.0005 if name == DEEP else 0.005
-    expected = losses_of_pytorch(module, config, batches, rate, torch.float64)
+    # In f64: PyTorch in f32 is no reference for STORM in f32.
+    expected = losses_of_pytorch(module, config, batches, RATE, torch.float64)
     assert expected[-1] < 0.9 * expected[0]
-    in_f32 = losses_of_pytorch(module, config, batches, rate, torch.float32)
+    in_f32 = losses_of_pytorch(module, config, batches, RATE, torch.float32)
     of_pytorch = largest_error(in_f32, expected)
 
     found = run(
@@ -124,8 +174,8 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
             "job": "image_train",
             "model": start,
             "sgd": {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
-            "label_smoothing": 0.1,
-            "learning_rate": rate,
+            "label_smoothing": SMOOTHING,
+            "learning_rate": RATE,
             "steps": [job(*batch) for batch in batches],
             "save": trained,
         },
@@ -133,7 +183,8 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     error = largest_error(found["losses"], expected)
     record(f"relative loss of {name} in {STEPS} steps of SGD", error)
     record(f"the same of PyTorch in f32 ({name})", of_pytorch)
-    assert error <= (3 * of_pytorch if name == DEEP else 1e-4)
+    assert of_pytorch <= LOSSES_RELATIVE, "the setting is not one in which f32 can be compared"
+    assert error <= LOSSES_RELATIVE
 
     # What STORM saved, as PyTorch computes with it.
     loaded, loaded_config = image_classifier.load(trained)
@@ -146,4 +197,4 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     run(run_tool, tmp_path, {**fields, "output": output})
     logits_error = (load_file(output)["logits"] - wanted).abs().max().item()
     record(f"logits of {name}", logits_error)
-    assert logits_error <= 1e-4
+    assert logits_error <= LOGITS_ABSOLUTE

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
 use storm_graph::DType;
-use storm_model::{BuildOptions, ImageDirectory, SaveOptions, WeightDtype};
+use storm_model::{AnyModel, BuildOptions, ImageDirectory, SaveOptions, WeightDtype};
 use storm_train::{Inference, Precision, ReferenceTrainer, TrainOptions};
 
 pub(crate) fn logits(model: &Path, batch: &ImageBatch, output: &Path) -> Result<Value> {
@@ -17,6 +17,29 @@ pub(crate) fn logits(model: &Path, batch: &ImageBatch, output: &Path) -> Result<
     let shape = vec![batch.rows(), directory.config().classes];
     tensors::write(output, vec![NamedTensor { name: "logits".to_owned(), shape, values }])?;
     Ok(json!({}))
+}
+
+pub(crate) fn gradients(
+    model: &Path,
+    label_smoothing: f32,
+    batch: &ImageBatch,
+    output: &Path,
+) -> Result<Value> {
+    let directory = ImageDirectory::open(model)?;
+    let options =
+        TrainOptions { label_smoothing, ..TrainOptions::new(batch.rows(), 1, Precision::F32) };
+    let mut trainer = ReferenceTrainer::new(directory.config(), options)?;
+    trainer.load(&directory)?;
+    let loss = trainer.accumulate(&[batch.to_inputs()])?.loss;
+    let mut gradients = Vec::new();
+    for spec in AnyModel::from(directory.config()).parameters() {
+        // Running statistics have none.
+        if let Ok(values) = trainer.read(&format!("{}.grad", spec.name)) {
+            gradients.extend(tensors::to_hf(&spec, &values));
+        }
+    }
+    tensors::write(output, gradients)?;
+    Ok(json!({ "loss": loss }))
 }
 
 pub(crate) fn train(

@@ -46,6 +46,9 @@ pub(crate) enum Job {
     },
     /// The logits of pictures in f32: tensor `logits` (B, classes) in `output`. The model is an image classifier.
     ImageLogits { model: PathBuf, batch: ImageBatch, output: PathBuf },
+    /// One backward pass of an image classifier in f32. Prints `loss`; the gradient of every parameter that learns goes to
+    /// `output` under the name and in the layout of PyTorch.
+    ImageGradients { model: PathBuf, label_smoothing: f32, batch: ImageBatch, output: PathBuf },
     /// Steps of SGD in f32 on an image classifier. Prints `losses` and `accuracies`, one per step.
     ImageTrain {
         model: PathBuf,

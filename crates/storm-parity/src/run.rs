@@ -42,6 +42,9 @@ pub(crate) fn run(job: &Job) -> Result<Value> {
         }
         Job::RoundTrip { model, save } => round_trip(model, save),
         Job::ImageLogits { model, batch, output } => images::logits(model, batch, output),
+        Job::ImageGradients { model, label_smoothing, batch, output } => {
+            images::gradients(model, *label_smoothing, batch, output)
+        }
         Job::ImageTrain { model, sgd, label_smoothing, learning_rate, steps, save } => {
             let (smoothing, rate) = (*label_smoothing, *learning_rate);
             images::train(model, sgd, smoothing, rate, steps, save)
