@@ -14,7 +14,7 @@ use storm_plan::{
 };
 use storm_train::{
     Inference, NamedInputs, OptimizerMethod, OptimizerOptions, Precision, ReferenceTrainer,
-    TrainOptions, Trainer, training_task,
+    TrainOptions, Trainer, Viewer, training_task,
 };
 
 const BATCH: usize = 3;
@@ -84,6 +84,7 @@ fn random_plans_of_image_classifiers_are_exact() {
         duplex_bandwidth: 4e9,
         latency_seconds: 1e-4,
     });
+    let folder = tempfile::tempdir().unwrap();
     let mut on_disk = 0;
     for (number, network) in networks().into_iter().enumerate() {
         let config = ImageConfig::new([SIDE, SIDE], CLASSES, network);
@@ -102,6 +103,8 @@ fn random_plans_of_image_classifiers_are_exact() {
             assert!(reports.iter().all(|report| report.accuracy.is_some()));
             let at_end = bits(&names, |name| expected.read(name).unwrap());
 
+            let pictures = step(1, 9).remove(0);
+            let mut viewer = Viewer::new(&config, BATCH, pictures.clone()).unwrap();
             let task = training_task(&config, &options, micro_batches).unwrap();
             let lowering = Lowering::new(&task, &profile).unwrap();
             for variant in 0..3 {
@@ -128,6 +131,7 @@ fn random_plans_of_image_classifiers_are_exact() {
                     if at == variant as usize % 2 {
                         let found = trainer.evaluate(&batches).unwrap();
                         assert!(found.loss.is_finite() && found.accuracy.is_some(), "{about}");
+                        assert_eq!(viewer.look(&mut trainer).unwrap().len(), BATCH, "{about}");
                     }
                     let found = trainer.step(&batches, 0.05).unwrap();
                     assert_eq!(found, *expected, "step {at} of {about}");
@@ -136,6 +140,15 @@ fn random_plans_of_image_classifiers_are_exact() {
                 for ((name, found), expected) in names.iter().zip(&found).zip(&at_end) {
                     assert_eq!(found, expected, "{name} of {about}");
                 }
+                // What is looked at during training is the model that would be saved.
+                let path = folder.path().join(&about);
+                let save = SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() };
+                trainer.save(&path, &save).unwrap();
+                let seen = viewer.look(&mut trainer).unwrap();
+                let directory = ImageDirectory::open(&path).unwrap();
+                let mut other = Viewer::new(&config, BATCH, pictures.clone()).unwrap();
+                assert_eq!(seen, other.look_with(&directory).unwrap(), "{about}");
+                assert!(seen.iter().all(|guess| guess.probability >= 1.0 / CLASSES as f32));
             }
         }
     }
