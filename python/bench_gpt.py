@@ -1,6 +1,8 @@
 """PyTorch's side of `cargo xtask bench cpu`: trains a small GPT eagerly and times the steps.
 
-The model is GPT-2's: learned positions, biases, pre-norm, GELU (tanh), tied embeddings, f32.
+The model is GPT-2's: learned positions, biases, pre-norm, GELU (tanh), tied embeddings. It is in f32; in bf16
+by autocast, with weights, gradients and moments in f32 (`bf16-master`); or in bf16 throughout
+(`bf16-stochastic`, although PyTorch rounds to nearest).
 A step is forward, loss, backward, clipping to norm 1.0, AdamW. Prints one line of JSON.
 Of the variants of AdamW and of clipping that PyTorch has, the fastest here is used.
 """
@@ -113,6 +115,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--vocab", type=int, default=256)
+    precisions = ["f32", "bf16-master", "bf16-stochastic"]
+    parser.add_argument("--precision", choices=precisions, default="f32")
     return parser.parse_args()
 
 
@@ -121,11 +125,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model = Gpt(args)
+    if args.precision == "bf16-stochastic":
+        model = model.to(torch.bfloat16)
+    autocast = args.precision == "bf16-master"
     batches = torch.randint(args.vocab, (4, args.batch, args.context + 1))
 
     def forward_backward(index: int) -> Tensor:
         batch = batches[index % len(batches)]
-        loss = model(batch[:, :-1], batch[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(batch[:, :-1], batch[:, 1:])
         loss.backward()
         return loss
 
@@ -158,6 +166,7 @@ def main() -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": loss,
         "optimizer": variant,
+        "precision": args.precision,
         "torch": torch.__version__,
     }
     print(json.dumps(result))

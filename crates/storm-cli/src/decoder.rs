@@ -8,7 +8,7 @@ use crate::{UsageError, progress, size};
 use anyhow::{Context, Result};
 use clap::Args;
 use std::sync::Arc;
-use storm_device::cpu::{CpuDevice, CpuPlanDevice};
+use storm_device::cpu::{Bf16Products, CpuDevice, CpuPlanDevice};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice};
 use storm_model::{DecodeOptions, ModelConfig, ParameterSource};
 use storm_plan::{Budget, Forced, plan};
@@ -56,6 +56,7 @@ pub(crate) fn load(
         disk: DiskArgs::default(),
         hardware: None,
         threads: None,
+        products: Bf16Products::Fma,
     };
     let parameters = config.parameter_count();
     if kind == DeviceKind::Cpu {
@@ -121,7 +122,7 @@ fn streamed<D: Trains + 'static>(
         planned.prediction.step_seconds
     );
     progress::show("loading the model");
-    let device = D::options(machine.threads, budget, None, NO_TUNING, None);
+    let device = D::options(machine.cpu, budget, None, NO_TUNING, None);
     let plan = Arc::new(planned.plan);
     let decoder = Decoder::streamed::<D>(config, options, source, plan, device)?;
     progress::show("");

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_data::records::RecordLoaderOptions;
 use storm_data::{Dataset, Kind, LoaderOptions, Split};
-use storm_device::cpu::CpuPlanDevice;
+use storm_device::cpu::{Bf16Products, CpuPlanDevice};
 use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
 use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing, Products, Unit};
@@ -104,6 +104,8 @@ struct Evaluated {
     batches_max: u64,
     dtype: DType,
     products: Products,
+    /// Of the run, if this is on a CPU.
+    cpu_products: Bf16Products,
     chunk_rows: usize,
     /// Of the run, whose losses have it.
     label_smoothing: f32,
@@ -134,6 +136,7 @@ impl Evaluated {
                 batches_max: given.unwrap_or(u64::MAX),
                 dtype: args.dtype.unwrap_or(DtypeArg::F32).into(),
                 products: Products::AsStored,
+                cpu_products: Bf16Products::Fma,
                 chunk_rows: DEFAULT_CHUNK_ROWS,
                 label_smoothing: 0.0,
                 device: args.device.unwrap_or(DeviceArg::Auto),
@@ -163,6 +166,7 @@ impl Evaluated {
                 Some(_) => Products::AsStored,
                 None => Precision::from(run.precision).products(),
             },
+            cpu_products: run.cpu_products.into(),
             chunk_rows: run.chunk_rows,
             label_smoothing: run.label_smoothing,
             device: args.device.unwrap_or(run.device),
@@ -266,6 +270,7 @@ pub(crate) fn measure(args: &EvalArgs, source: &AnySource) -> Result<Measured> {
         disk: DiskArgs::default(),
         hardware: None,
         threads: None,
+        products: evaluated.cpu_products,
     };
     let style = if args.json { Style::Quiet } else { Style::People };
     let machine = Machine::new(&asked, source.model().parameter_count(), style)?;
@@ -381,7 +386,7 @@ fn evaluate<D: Trains>(
     })?;
     progress::show("loading the model");
     let begun = Instant::now();
-    let device = D::options(machine.threads, budget, None, NO_TUNING, None);
+    let device = D::options(machine.cpu, budget, None, NO_TUNING, None);
     let weights = Loading::new(source, &model, dtype);
     let mut evaluation: Evaluation<D> =
         Evaluation::load(&model, &build, &weights, planned.plan.into(), device)?;

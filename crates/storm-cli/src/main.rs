@@ -7,6 +7,7 @@ mod base;
 mod bench;
 mod chat;
 mod codec;
+mod cpu_products;
 mod data;
 mod decoder;
 mod disk;

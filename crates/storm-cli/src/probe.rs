@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use storm_device::cpu::probe_cpu;
+use storm_device::cpu::{Bf16Products, probe_cpu};
 use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
 use storm_plan::{GemmKind, HardwareProfile, Link};
@@ -98,7 +98,7 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     let threads = host_memory::threads(None, ram)?;
     eprintln!("measuring the CPU …");
     // As a run has it if it is not told otherwise.
-    let mut profile = probe_cpu(ram / 2, Some(threads))?;
+    let mut profile = probe_cpu(ram / 2, Some(threads), Bf16Products::Fma)?;
     eprintln!("measuring the disk …");
     let disk = disk_rates::measure(&args.at)?;
     let words = disk_rates::words(&disk);

@@ -3,7 +3,9 @@
 
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::convolution::Columns;
-use storm_device::cpu::kernels::gemm::{Accumulate, Epilogue, Matrix, MatrixMut, gemm};
+use storm_device::cpu::kernels::gemm::{
+    Accumulate, Bf16Products, Epilogue, Matrix, MatrixMut, gemm,
+};
 use storm_device::cpu::kernels::{pool, warm_up};
 use storm_graph::{Mask, Planes, Shape, Window};
 use storm_host::allocation::{AllocationMeter, count_of_all_threads};
@@ -36,7 +38,7 @@ fn kernels_do_not_allocate() {
         );
         attention.forward(&qkv, &mut out, &mut lse);
         attention.backward(&d_out, &qkv, &out, &lse, &mut delta, &mut d_qkv);
-        let mut columns = Columns { planes, memory: &mut memory };
+        let mut columns = Columns { planes, memory: &mut memory, products: Bf16Products::Amx };
         columns.forward(&images, &weight, None, &mut y);
         columns.input_grad(&images, &weight, None, &mut y);
         columns.weight_grad(&images, &images, Accumulate::Add, &mut sum, &mut d_weight);

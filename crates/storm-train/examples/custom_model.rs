@@ -3,7 +3,7 @@
 //! Its layers are parallel: attention and MLP read the same norm, and both add to the residual stream.
 
 use std::sync::Arc;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
+use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_graph::{
     ActivationFunction, DType, GraphError, HeadLayout, Program, SectionBuilder, Stage,
 };
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let task = task_of_program(&program, &options, 1)?; // one micro-batch per step
 
     // With memory to spare the planner keeps everything; then it gets a third of what that took.
-    let profile = probe_cpu(1 << 30, None)?;
+    let profile = probe_cpu(1 << 30, None, Bf16Products::Fma)?;
     let spare = Budget::new(1 << 30, 1 << 30);
     let resident =
         plan(&task, &profile, spare, &Forced::default())?.prediction.peak_bytes[Tier::DEVICE];

@@ -1,14 +1,18 @@
 //! `storm bench cpu`: a small GPT on the CPU, with everything resident and under a budget.
 
 use super::op_times::OpTimes;
+use crate::cpu_products::CpuProductsArg;
+use crate::precision::PrecisionArg;
 use crate::size;
+use crate::train::DeviceKind;
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
 use std::time::Instant;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
-use storm_model::{ModelConfig, preset};
+use storm_device::cpu::{Bf16Products, CpuDevice, CpuPlanDevice, CpuPlanOptions, probe_cpu};
+use storm_model::{ModelConfig, build, preset};
 use storm_plan::{Budget, Forced, Tier, plan};
-use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions, Trainer, training_task};
+use storm_train::{Batch, ReferenceTrainer, TrainOptions, Trainer, training_task};
 
 #[derive(Args)]
 pub(crate) struct CpuArgs {
@@ -21,6 +25,12 @@ pub(crate) struct CpuArgs {
     /// Threads, 1024 at most; all cores unless given.
     #[arg(long, value_parser = size::threads)]
     threads: Option<usize>,
+    /// Storage of parameters, gradients and optimizer state.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::F32)]
+    precision: PrecisionArg,
+    /// How bf16 products are summed.
+    #[arg(long, value_enum, default_value_t = CpuProductsArg::Fma)]
+    cpu_products: CpuProductsArg,
     /// Also train with this share of the device memory that everything resident takes, and compare.
     #[arg(long, value_name = "SHARE")]
     budget: Option<f64>,
@@ -33,6 +43,10 @@ pub(crate) struct CpuArgs {
 }
 
 pub(super) fn run(args: &CpuArgs) -> Result<()> {
+    args.cpu_products.check(DeviceKind::Cpu, args.precision)?;
+    if let Some(warning) = args.cpu_products.warning() {
+        eprintln!("{warning}");
+    }
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = args.threads {
         pool = pool.num_threads(threads);
@@ -60,13 +74,16 @@ fn small_gpt() -> Result<ModelConfig> {
 
 fn cpu(args: &CpuArgs) -> Result<()> {
     let config = small_gpt()?;
-    let mut trainer =
-        ReferenceTrainer::new(&config, TrainOptions::new(BATCH, SEQUENCE, Precision::F32))?;
+    let options = TrainOptions::new(BATCH, SEQUENCE, args.precision.into());
+    let products = args.cpu_products.into();
+    let open = |bytes| CpuDevice::with_products(bytes, products);
+    let program = build(&config, &options.build_options())?;
+    let mut trainer = ReferenceTrainer::on_device(&config, options.clone(), program, |_| {}, open)?;
     let batches = [random_batch(config.vocab_size)];
     let (memory, activations) = trainer.memory_bytes();
     let mut budgeted = match args.budget {
         None => None,
-        Some(share) => Some(budgeted_trainer(&config, memory, share)?),
+        Some(share) => Some(budgeted_trainer(&config, options, products, memory, share)?),
     };
     for _ in 0..args.warmup {
         trainer.step(&batches, 1e-4)?;
@@ -104,6 +121,8 @@ fn cpu(args: &CpuArgs) -> Result<()> {
             "step_ms": median,
             "step_ms_min": fastest,
             "threads": threads,
+            "precision": args.precision,
+            "cpu_products": args.cpu_products,
             "memory_bytes": memory,
             "budget_bytes": budgeted.map(|(bytes, _)| bytes),
             "budget_step_ms": budgeted.map(|(_, median)| median),
@@ -111,7 +130,15 @@ fn cpu(args: &CpuArgs) -> Result<()> {
         });
         println!("{line}");
     } else {
-        println!("model       {} parameters, f32", config.parameter_count());
+        let name = |value: Option<PossibleValue>| {
+            value.map_or_else(String::new, |v| v.get_name().to_owned())
+        };
+        println!(
+            "model       {} parameters, {}, {} products",
+            config.parameter_count(),
+            name(args.precision.to_possible_value()),
+            name(args.cpu_products.to_possible_value()),
+        );
         println!("batch       {BATCH} × {SEQUENCE} tokens, {threads} threads");
         println!("step        {median:.1} ms median of {}, {fastest:.1} ms fastest", args.steps);
         println!("speed       {tokens_per_second:.0} tokens/s");
@@ -134,17 +161,18 @@ fn cpu(args: &CpuArgs) -> Result<()> {
 /// The same training with a share of the memory, and what it takes.
 fn budgeted_trainer(
     config: &ModelConfig,
+    options: TrainOptions,
+    products: Bf16Products,
     resident_bytes: usize,
     share: f64,
 ) -> Result<(Trainer<CpuPlanDevice>, usize)> {
     ensure!(share > 0.0 && share.is_finite(), "--budget must be positive, such as 0.25");
-    let options = TrainOptions::new(BATCH, SEQUENCE, Precision::F32);
     let vram_bytes = (resident_bytes as f64 * share) as u64;
     let budget = Budget::new(vram_bytes, 8 * resident_bytes as u64);
     let task = training_task(config, &options, 1)?;
-    let profile = probe_cpu(vram_bytes, None)?;
+    let profile = probe_cpu(vram_bytes, None, products)?;
     let planned = plan(&task, &profile, budget, &Forced::default())?;
-    let device = CpuPlanOptions::default();
+    let device = CpuPlanOptions { products, ..CpuPlanOptions::default() };
     let trainer = Trainer::new(config, options, planned.plan.into(), device)?;
     let bytes = trainer.memory_taken()[Tier::DEVICE];
     Ok((trainer, bytes))

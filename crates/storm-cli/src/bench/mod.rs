@@ -22,7 +22,7 @@ pub(crate) use run_args::RunArgs;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
-    /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8, f32.
+    /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8.
     Cpu(cpu::CpuArgs),
     /// A real model on random tokens, with everything in device memory or under a budget.
     Train(train::TrainBenchArgs),

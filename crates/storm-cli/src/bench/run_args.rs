@@ -11,7 +11,7 @@ use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
 use std::path::PathBuf;
-use storm_device::cpu::probe_cpu;
+use storm_device::cpu::{Bf16Products, probe_cpu};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, HardwareProfile};
 use storm_train::{Batch, OptimizerOptions, StepSize, TrainOptions};
@@ -210,7 +210,7 @@ impl RunArgs {
                 let problem = "--slow-copies and --multiprocessors need --device cuda";
                 return Err(UsageError(problem.to_owned()).into());
             }
-            DeviceArg::Cpu => probe_cpu(vram_bytes, self.threads()?)?,
+            DeviceArg::Cpu => probe_cpu(vram_bytes, self.threads()?, Bf16Products::Fma)?,
             DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
         // How much slower that makes it is seen in the first steps, which correct the profile.

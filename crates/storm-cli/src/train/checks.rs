@@ -191,6 +191,7 @@ impl Outline<'_> {
         let config = self.model.for_data(settings, &self.data.form())?;
         settings.activation_codec.check(&config)?;
         check_fp8(&config, options, step)?;
+        settings.cpu_products.check(self.kind, settings.precision)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;
         let ram = memory_limits::host(settings.ram.map(|size| size.0))?;

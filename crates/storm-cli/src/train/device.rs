@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
 use storm_device::DiskOptions;
 use storm_device::PlanDevice;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
+use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_plan::{Budget, HardwareProfile, Tier};
 use storm_train::{Ranks, TrainError, Trainer};
@@ -32,8 +32,15 @@ pub(crate) struct Machine {
     pub(crate) ram: Limit,
     /// What optimizer state may use.
     pub(crate) disk: Option<DiskTier>,
-    /// Of the CPU device; none on a card.
+    /// Of the CPU device.
+    pub(crate) cpu: CpuUse,
+}
+
+/// How the CPU device computes. A card has no use for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CpuUse {
     pub(crate) threads: usize,
+    pub(crate) products: Bf16Products,
 }
 
 /// A model with more parameters trains on the CPU only if that is asked for: a step would take minutes.
@@ -47,6 +54,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) disk: DiskArgs<'a>,
     pub(crate) hardware: Option<&'a str>,
     pub(crate) threads: Option<usize>,
+    /// On the CPU.
+    pub(crate) products: Bf16Products,
 }
 
 impl<'a> From<&'a Settings> for Asked<'a> {
@@ -63,6 +72,7 @@ impl<'a> From<&'a Settings> for Asked<'a> {
             },
             hardware: settings.hardware.as_deref(),
             threads: settings.threads.map(NonZeroUsize::get),
+            products: settings.cpu_products.into(),
         }
     }
 }
@@ -133,9 +143,10 @@ impl Machine {
             let vram = memory_limits::device(vram, &profile);
             let disk = disk_with(&profile);
             DiskTier::in_profile(disk.as_ref(), &mut profile);
-            return Ok(Machine { kind, profile, vram, ram, disk, threads: 0 });
+            return Ok(Machine { kind, profile, vram, ram, disk, cpu: CpuUse::default() });
         }
         let threads = host_memory::threads(asked.threads, ram.bytes)?;
+        let cpu = CpuUse { threads, products: asked.products };
         let vram = match vram {
             Some(bytes) => Limit { bytes, origin: None },
             None => {
@@ -146,20 +157,20 @@ impl Machine {
         };
         let mut profile = match asked.hardware {
             Some(_) => hardware::named_or_found(asked.hardware)?,
-            None => probe_cpu(vram.bytes, Some(threads))?,
+            None => probe_cpu(vram.bytes, Some(threads), asked.products)?,
         };
         let disk = disk_with(&profile);
         DiskTier::in_profile(disk.as_ref(), &mut profile);
-        Ok(Machine { kind, profile, vram, ram, disk, threads })
+        Ok(Machine { kind, profile, vram, ram, disk, cpu })
     }
 }
 
 /// A device that runs train on.
 pub(crate) trait Trains: PlanDevice {
-    /// Options for a device within a budget, with this many threads if it is the CPU. A GPU may take `tune_seconds` for
+    /// Options for a device within a budget, which computes like this if it is the CPU. A GPU may take `tune_seconds` for
     /// finding the fastest algorithms. A device that ran before may have something to keep.
     fn options(
-        threads: usize,
+        cpu: CpuUse,
         budget: Budget,
         disk: Option<DiskOptions>,
         tune_seconds: f64,
@@ -172,13 +183,19 @@ pub(crate) trait Trains: PlanDevice {
 
 impl Trains for CpuPlanDevice {
     fn options(
-        threads: usize,
+        cpu: CpuUse,
         _: Budget,
         disk: Option<DiskOptions>,
         _: f64,
         _: Option<Self>,
     ) -> CpuPlanOptions {
-        CpuPlanOptions { threads: Some(threads), trace: true, disk, ..CpuPlanOptions::default() }
+        CpuPlanOptions {
+            threads: Some(cpu.threads),
+            trace: true,
+            disk,
+            products: cpu.products,
+            ..CpuPlanOptions::default()
+        }
     }
 
     fn lead(trainer: &mut Trainer<Self>, ranks: Ranks) -> Result<(), TrainError> {
@@ -188,7 +205,7 @@ impl Trains for CpuPlanDevice {
 
 impl Trains for CudaPlanDevice {
     fn options(
-        _: usize,
+        _: CpuUse,
         budget: Budget,
         disk: Option<DiskOptions>,
         tune_seconds: f64,

@@ -1,7 +1,7 @@
 //! What a launch needs of `storm train`, and what is said of it.
 
 use super::data::RunData;
-use super::device::{DeviceKind, Trains};
+use super::device::{CpuUse, DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
 use super::setup::Setup;
@@ -111,11 +111,11 @@ pub(super) fn within_less<D: Trains>(
 }
 
 fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
-    let Setup { launch, settings, data, model, style, threads, steps, request, .. } = setup;
-    let (style, threads, steps) = (*style, *threads, *steps);
+    let Setup { launch, settings, data, model, style, cpu, steps, request, .. } = setup;
+    let (style, cpu, steps) = (*style, *cpu, *steps);
     let unit = model.config.unit();
     let disk = request.disk.as_ref();
-    (launch, Site { settings, data, unit, style, threads, steps, disk, making: None })
+    (launch, Site { settings, data, unit, style, cpu, steps, disk, making: None })
 }
 
 struct Site<'a> {
@@ -124,7 +124,7 @@ struct Site<'a> {
     /// What the model reads.
     unit: Unit,
     style: Style,
-    threads: usize,
+    cpu: CpuUse,
     /// Of the run.
     steps: u64,
     disk: Option<&'a DiskTier>,
@@ -136,7 +136,7 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
     fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options {
         let run_seconds = plan.predicted_seconds() * self.steps as f64;
         let disk = DiskTier::options(self.disk);
-        D::options(self.threads, budget, disk, tuning::seconds(run_seconds), before)
+        D::options(self.cpu, budget, disk, tuning::seconds(run_seconds), before)
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {

@@ -41,7 +41,7 @@ use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
 pub(crate) use data::{loader_threads, open_images, pictures_of};
-pub(crate) use device::{Asked, DeviceKind, Machine, Trains, find_for};
+pub(crate) use device::{Asked, CpuUse, DeviceKind, Machine, Trains, find_for};
 use folder::Start;
 pub(crate) use model::config_of_record;
 pub(crate) use options::{Given, Settings};

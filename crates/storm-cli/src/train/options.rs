@@ -6,6 +6,7 @@ use super::values::{
 };
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
+use crate::cpu_products::CpuProductsArg;
 use crate::forced::{ActivationsArg, OnDiskArg, PlacementArg, UpdateArg};
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
@@ -107,6 +108,8 @@ options! {
         /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half
         /// of the memory. It changes gradients a little, so it stays for the whole run.
         activation_codec: CodecArg = CodecArg::None;
+        /// How the CPU sums bf16 products. This changes last bits, so it stays for the whole run.
+        cpu_products: CpuProductsArg = CpuProductsArg::Fma;
         /// Rows of logits that exist at a time.
         chunk_rows: NonZeroUsize = count!(2048);
     }

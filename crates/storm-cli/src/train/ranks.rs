@@ -1,7 +1,7 @@
 //! Several ranks of a run, which `mpirun` started. The first one is the run, as it would be by itself; the others compute lanes for it.
 
 use super::data::DataForm;
-use super::device::{DeviceKind, Machine, Trains};
+use super::device::{CpuUse, DeviceKind, Machine, Trains};
 use super::model::Outline;
 use super::options::Settings;
 use super::{Prepared, config, setup};
@@ -59,7 +59,7 @@ impl Crew {
             machine.vram.bytes /= share;
         }
         if settings.threads.is_none() {
-            machine.threads = (machine.threads / self.local_ranks).max(1);
+            machine.cpu.threads = (machine.cpu.threads / self.local_ranks).max(1);
         }
         machine
     }
@@ -332,7 +332,7 @@ fn follow(crew: &Crew) -> Result<u8> {
     let model = outline.for_data(&settings, &form)?;
     let machine = Machine::of_kind(DeviceKind::Cpu, &(&settings).into())?;
     let machine = crew.share(machine, &settings);
-    let threads = machine.threads;
+    let cpu = machine.cpu;
     let packing = if told.segments { Packing::Segments } else { Packing::Single };
     let options = setup::train_options(&settings, &model, packing);
     let mut request = setup::request(&settings, &outline.name, model, options, machine, 0)?;
@@ -341,14 +341,14 @@ fn follow(crew: &Crew) -> Result<u8> {
     request.options.batch = told.batch;
     let request_of_launch = LaunchRequest { decided: Some(told.decisions), ..request.launch(None) };
     let mut launch = TrainLaunch::new(request_of_launch)?;
-    let mut site = Quiet { threads, disk: DiskTier::options(request.disk.as_ref()) };
+    let mut site = Quiet { cpu, disk: DiskTier::options(request.disk.as_ref()) };
     let trainer = launch.start::<CpuPlanDevice>(&mut site, None)?.trainer;
     Ok(trainer.follow(&crew.ranks)?)
 }
 
 /// A launch of which nothing is said: the first rank says it.
 struct Quiet {
-    threads: usize,
+    cpu: CpuUse,
     disk: Option<DiskOptions>,
 }
 
@@ -359,7 +359,7 @@ impl LaunchSite<CpuPlanDevice> for Quiet {
         _: &StepPlan,
         before: Option<CpuPlanDevice>,
     ) -> CpuPlanOptions {
-        CpuPlanDevice::options(self.threads, budget, self.disk.clone(), 0.0, before)
+        CpuPlanDevice::options(self.cpu, budget, self.disk.clone(), 0.0, before)
     }
 
     fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {

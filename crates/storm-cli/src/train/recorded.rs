@@ -3,6 +3,7 @@
 use super::config;
 use super::data;
 use super::values::{DeviceArg, OverlongArg};
+use crate::cpu_products::CpuProductsArg;
 use crate::precision::PrecisionArg;
 use anyhow::{Context, Result};
 use std::num::NonZeroUsize;
@@ -20,6 +21,7 @@ pub(crate) struct Recorded {
     /// Steps' worth of held-out data that an evaluation looks at.
     pub(crate) eval_steps: u64,
     pub(crate) precision: PrecisionArg,
+    pub(crate) cpu_products: CpuProductsArg,
     pub(crate) chunk_rows: usize,
     /// Part of its losses.
     pub(crate) label_smoothing: f32,
@@ -45,6 +47,7 @@ impl Recorded {
             accumulate: settings.accumulate.map_or(1, NonZeroUsize::get),
             eval_steps: settings.eval_steps.get(),
             precision: settings.precision,
+            cpu_products: settings.cpu_products,
             chunk_rows: settings.chunk_rows.get(),
             label_smoothing: settings.label_smoothing as f32,
             device: settings.device,

@@ -3,7 +3,7 @@
 use super::checks;
 use super::config;
 use super::data::{self, DataForm, RunData};
-use super::device::{self, Asked, DeviceKind, Machine};
+use super::device::{self, Asked, CpuUse, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
 use super::options::{Given, Settings};
@@ -45,7 +45,7 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 29] = [
+const FIXED: [&str; 30] = [
     "model",
     IMAGE_CONFIG,
     "data-ram",
@@ -70,6 +70,7 @@ const FIXED: [&str; 29] = [
     "lanes",
     "precision",
     "activation-codec",
+    "cpu-products",
     "chunk-rows",
     "optimizer",
     "moments",
@@ -118,8 +119,8 @@ pub(super) struct Setup {
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
     pub(super) machine_kind: DeviceKind,
-    /// Of the CPU device; none on a card.
-    pub(super) threads: usize,
+    /// Of the CPU device.
+    pub(super) cpu: CpuUse,
     /// Of the whole run.
     pub(super) steps: u64,
     pub(super) rows_per_epoch: u64,
@@ -217,12 +218,15 @@ impl Setup {
             given.steps = NonZeroU64::new(steps);
         }
         device::check_size(settings.device, machine_kind, model.config.parameter_count())?;
+        if let Some(warning) = settings.cpu_products.warning() {
+            eprintln!("{warning}");
+        }
 
         let mut machine = Machine::of_kind(machine_kind, &(&settings).into())?;
         if let Some(crew) = crew {
             machine = crew.share(machine, &settings);
         }
-        let threads = machine.threads;
+        let cpu = machine.cpu;
         let options = train_options(&settings, &model.config, data.packing());
         let loading = data.loading_bytes(&settings);
         let config = model.config.clone();
@@ -254,7 +258,7 @@ impl Setup {
             model,
             base_hash,
             machine_kind,
-            threads,
+            cpu,
             steps,
             rows_per_epoch,
             rows_per_step,
@@ -521,7 +525,7 @@ pub(super) fn request(
         },
         save_mode: settings.save_mode,
         beside_bytes: step_bytes
-            .saturating_add(host_memory::of_threads(machine.threads))
+            .saturating_add(host_memory::of_threads(machine.cpu.threads))
             .saturating_add(loading_bytes)
             .saturating_add(viewer_bytes)
             .saturating_add(predict_bytes),

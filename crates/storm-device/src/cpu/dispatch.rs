@@ -7,7 +7,7 @@ use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
 use super::kernels::element::{E4m3, Element};
-use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
+use super::kernels::gemm::{Accumulate, Bf16Products, Bias, Epilogue, Matrix, MatrixMut, gemm};
 use super::kernels::group_norm::{
     self, GroupNormGradInput, GroupNormGradOutput, GroupNormOutput, Groups,
 };
@@ -76,6 +76,7 @@ macro_rules! with_any {
 
 pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
     let PlacedNode { op, outputs, layer, .. } = &instruction.placed;
+    let products = instruction.products;
     let access = Access { frame };
     match op {
         Op::Embedding { ids, table } => with_float!(table.dtype, E => {
@@ -96,17 +97,18 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let bias = access.maybe::<E>(bias).map(Bias::from);
             let addend = access.maybe::<E>(addend);
             let weight = access.matrix::<E>(weight).transposed();
-            linear(access.matrix(x), weight, bias, addend, out);
+            linear(products, access.matrix(x), weight, bias, addend, out);
         }),
         Op::LinearInputGrad { dy, weight, addend } => with_float!(dy.dtype, E => {
             let out = access.out::<E>(&outputs[0]);
             let addend = access.maybe::<E>(addend);
-            linear(access.matrix(dy), access.matrix(weight), None, addend, out);
+            linear(products, access.matrix(dy), access.matrix(weight), None, addend, out);
         }),
         Op::LinearWeightGrad { dy, x, accumulator, dtype } => {
             with_float!(dy.dtype, E => with_float!(*dtype, G => {
                 let out = access.out::<G>(&outputs[0]);
-                weight_grad::<E, G>(access.matrix(dy), access.matrix(x), mode(accumulator), out);
+                let (dy, x) = (access.matrix(dy), access.matrix(x));
+                weight_grad::<E, G>(products, dy, x, mode(accumulator), out);
             }))
         }
         Op::ToFp8 { x, form } => {
@@ -151,27 +153,31 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let bias = access.maybe::<E>(bias).map(Bias::from);
             if window.is_pointwise() {
                 let weight = access.matrix::<E>(weight).transposed();
-                return linear(access.matrix(x), weight, bias, None, y);
+                return linear(products, access.matrix(x), weight, bias, None, y);
             }
             let (x_data, weight) = (access.get(x), access.get(weight));
-            access.columns(&x.shape, *window, &outputs[1]).forward(x_data, weight, bias, y);
+            let mut columns = access.columns(&x.shape, *window, &outputs[1], products);
+            columns.forward(x_data, weight, bias, y);
         }),
         Op::Conv2dInputGrad { dy, weight, addend, window, input } => with_float!(dy.dtype, E => {
             let dx = access.out::<E>(&outputs[0]);
             let addend = access.maybe::<E>(addend);
             if window.is_pointwise() {
-                return linear(access.matrix(dy), access.matrix(weight), None, addend, dx);
+                let (dy, weight) = (access.matrix(dy), access.matrix(weight));
+                return linear(products, dy, weight, None, addend, dx);
             }
             let (dy, weight) = (access.get(dy), access.get(weight));
-            access.columns(input, *window, &outputs[1]).input_grad(dy, weight, addend, dx);
+            let mut columns = access.columns(input, *window, &outputs[1], products);
+            columns.input_grad(dy, weight, addend, dx);
         }),
         Op::Conv2dWeightGrad { dy, x, accumulator, window, dtype } => {
             with_float!(dy.dtype, E => with_float!(*dtype, G => {
                 let (out, accumulate) = (access.out::<G>(&outputs[0]), mode(accumulator));
                 if window.is_pointwise() {
-                    return weight_grad::<E, G>(access.matrix(dy), access.matrix(x), accumulate, out);
+                    let (dy, x) = (access.matrix(dy), access.matrix(x));
+                    return weight_grad::<E, G>(products, dy, x, accumulate, out);
                 }
-                let mut columns = access.columns::<E>(&x.shape, *window, &outputs[1]);
+                let mut columns = access.columns::<E>(&x.shape, *window, &outputs[1], products);
                 let (dy, x, sum) = (access.get(dy), access.get(x), access.out(&outputs[2]));
                 columns.weight_grad(dy, x, accumulate, sum, out);
             }))
@@ -534,7 +540,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             accuracy,
         } => with_float!(hidden.dtype, E => {
             let how = (*chunk_rows, *label_smoothing);
-            let input = access.head::<E>(hidden, weight, targets, denominator, how);
+            let input = access.head::<E>(hidden, weight, targets, denominator, how, products);
             let (logits, rows) = (outputs.len() - 1, access.row_output(*accuracy, outputs, 1));
             loss::head_loss(input, access.out(&outputs[logits]), rows);
         }),
@@ -554,7 +560,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let compute = *weight_gradient == ParameterGradients::Compute;
             let how = (*chunk_rows, *label_smoothing);
             loss::head_loss_grad::<E, G>(
-                access.head(hidden, weight, targets, denominator, how),
+                access.head(hidden, weight, targets, denominator, how, products),
                 access.get(d_row_loss),
                 access.out(&outputs[2]),
                 access.row_output(*accuracy, outputs, outputs.len() - 1),
@@ -713,6 +719,7 @@ fn mode(accumulator: &Option<View>) -> Accumulate {
 }
 
 fn linear<E: Element>(
+    products: Bf16Products,
     x: Matrix<'_, E>,
     weight: Matrix<'_, E>,
     bias: Option<Bias<'_>>,
@@ -726,18 +733,19 @@ fn linear<E: Element>(
         addend: addend.map(|addend| Matrix::row_major(addend, rows, cols)),
         accumulate: Accumulate::Replace,
     };
-    gemm(x, weight, MatrixMut::row_major(out, rows, cols), epilogue);
+    products.gemm(x, weight, MatrixMut::row_major(out, rows, cols), epilogue);
 }
 
 /// `dyᵀ · x`.
 fn weight_grad<E: Element, G: Element>(
+    products: Bf16Products,
     dy: Matrix<'_, E>,
     x: Matrix<'_, E>,
     accumulate: Accumulate,
     out: &mut [G],
 ) {
     let out = MatrixMut::row_major(out, dy.cols(), x.cols());
-    gemm(dy.transposed(), x, out, Epilogue { accumulate, ..Epilogue::default() });
+    products.gemm(dy.transposed(), x, out, Epilogue { accumulate, ..Epilogue::default() });
 }
 
 fn planes(input: &Shape, window: Window) -> Planes {
@@ -777,8 +785,14 @@ impl<'m> Access<'_, 'm> {
     }
 
     /// Memory for columns of a convolution.
-    fn columns<E: Scalar>(&self, input: &Shape, window: Window, memory: &View) -> Columns<'m, E> {
-        Columns { planes: planes(input, window), memory: self.out(memory) }
+    fn columns<E: Scalar>(
+        &self,
+        input: &Shape,
+        window: Window,
+        memory: &View,
+        products: Bf16Products,
+    ) -> Columns<'m, E> {
+        Columns { planes: planes(input, window), memory: self.out(memory), products }
     }
 
     fn attention(
@@ -807,6 +821,7 @@ impl<'m> Access<'_, 'm> {
         targets: &View,
         denominator: &View,
         (chunk_rows, label_smoothing): (usize, f32),
+        products: Bf16Products,
     ) -> HeadInput<'m, E> {
         HeadInput {
             hidden: self.get(hidden),
@@ -816,6 +831,7 @@ impl<'m> Access<'_, 'm> {
             width: hidden.shape.width(),
             chunk_rows: chunk_rows.clamp(1, hidden.shape.rows().max(1)),
             label_smoothing,
+            products,
         }
     }
 

@@ -1,5 +1,6 @@
 use crate::cpu::CpuDevice;
 use crate::cpu::kernels::attention::HEAD_DIM_MAX;
+use crate::cpu::kernels::gemm::Bf16Products;
 use crate::cpu::kernels::layout::MAX_AXES;
 use crate::placed::{PlacedNode, unsupported};
 use crate::{Device, DeviceError};
@@ -9,6 +10,7 @@ use storm_graph::{Graph, Node, Op, TensorId};
 #[derive(Clone, Debug)]
 pub struct Instruction {
     pub(super) placed: PlacedNode,
+    pub(super) products: Bf16Products,
 }
 
 impl Instruction {
@@ -18,10 +20,11 @@ impl Instruction {
         node: &Node,
         place: impl Fn(TensorId) -> usize,
         layer: u16,
+        products: Bf16Products,
     ) -> Result<Instruction, DeviceError> {
         check_supported(node)?;
         let placed = PlacedNode::new(capacity, CpuDevice::ALIGNMENT, graph, node, place, layer)?;
-        Ok(Instruction { placed })
+        Ok(Instruction { placed, products })
     }
 
     /// The op's name.

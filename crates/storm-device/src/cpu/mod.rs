@@ -12,6 +12,7 @@ mod threads;
 use crate::{Device, DeviceError, Scalar};
 use dispatch::execute;
 pub use instruction::Instruction;
+pub use kernels::gemm::Bf16Products;
 use memory::Memory;
 pub use probe::probe_cpu;
 pub use queues::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
@@ -43,6 +44,7 @@ pub use threads::{THREAD_BYTES, THREADS_MAX};
 #[derive(Debug)]
 pub struct CpuDevice {
     memory: Memory,
+    products: Bf16Products,
 }
 
 impl CpuDevice {
@@ -52,8 +54,19 @@ impl CpuDevice {
     /// # Errors
     /// The memory cannot be allocated.
     pub fn new(capacity_bytes: usize) -> Result<CpuDevice, DeviceError> {
+        CpuDevice::with_products(capacity_bytes, Bf16Products::Fma)
+    }
+
+    /// The same with these sums of bf16 products.
+    ///
+    /// # Errors
+    /// The memory cannot be allocated.
+    pub fn with_products(
+        capacity_bytes: usize,
+        products: Bf16Products,
+    ) -> Result<CpuDevice, DeviceError> {
         kernels::warm_up();
-        Ok(CpuDevice { memory: Memory::new(Tier::DEVICE, capacity_bytes)? })
+        Ok(CpuDevice { memory: Memory::new(Tier::DEVICE, capacity_bytes)?, products })
     }
 }
 
@@ -73,7 +86,7 @@ impl Device for CpuDevice {
         place: impl Fn(TensorId) -> usize,
         layer: u16,
     ) -> Result<Instruction, DeviceError> {
-        Instruction::new(self.capacity_bytes(), graph, node, place, layer)
+        Instruction::new(self.capacity_bytes(), graph, node, place, layer, self.products)
     }
 
     /// Runs one instruction to completion. Allocates nothing.

@@ -2,6 +2,7 @@
 //! copying.
 
 use super::CpuDevice;
+use super::kernels::gemm::Bf16Products;
 use super::threads;
 use crate::{Device, DeviceError};
 use std::time::{Duration, Instant};
@@ -22,15 +23,16 @@ const ROWS: usize = 512;
 pub fn probe_cpu(
     memory_bytes: u64,
     threads: Option<usize>,
+    products: Bf16Products,
 ) -> Result<HardwareProfile, DeviceError> {
     // A separate pool, which frees its buffers before those of a plan are allocated.
     let pool = threads::pool(threads)?;
-    pool.install(|| measured(memory_bytes))
+    pool.install(|| measured(memory_bytes, products))
 }
 
-fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
-    let gemm_flops = products_per_second(DType::BF16)?;
-    let gemm_f32_flops = products_per_second(DType::F32)?;
+fn measured(memory_bytes: u64, products: Bf16Products) -> Result<HardwareProfile, DeviceError> {
+    let gemm_flops = products_per_second(DType::BF16, products)?;
+    let gemm_f32_flops = products_per_second(DType::F32, products)?;
     let (attention_forward_flops, attention_backward_flops) = attention_per_second()?;
     let memory_bandwidth = moved_per_second()?;
     let copy_bandwidth = copied_per_second();
@@ -69,11 +71,12 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
     })
 }
 
-fn products_per_second(dtype: DType) -> Result<f64, DeviceError> {
+fn products_per_second(dtype: DType, products: Bf16Products) -> Result<f64, DeviceError> {
     let mut graph = Graph::new();
     let x = graph.input("x", [ROWS, 512], dtype);
     let weight = graph.input("weight", [1024, 512], dtype);
-    let seconds = seconds(&mut graph, Op::Linear { x, weight, bias: None, addend: None })?;
+    let op = Op::Linear { x, weight, bias: None, addend: None };
+    let seconds = seconds(&mut graph, op, products)?;
     Ok(2.0 * (ROWS * 512 * 1024) as f64 / seconds)
 }
 
@@ -92,7 +95,7 @@ fn attention_per_second() -> Result<(f64, f64), DeviceError> {
     };
     let rates = [forward, backward].map(|op| {
         let flops = flops(&graph, &op);
-        seconds(&mut graph.clone(), op).map(|seconds| flops / seconds)
+        seconds(&mut graph.clone(), op, Bf16Products::Fma).map(|seconds| flops / seconds)
     });
     let [forward, backward] = rates;
     Ok((forward?, backward?))
@@ -103,7 +106,7 @@ fn moved_per_second() -> Result<f64, DeviceError> {
     let elements = 1 << 20;
     let a = graph.input("a", [ROWS, elements / ROWS], DType::F32);
     let b = graph.input("b", [ROWS, elements / ROWS], DType::F32);
-    let seconds = seconds(&mut graph, Op::Add { a, b })?;
+    let seconds = seconds(&mut graph, Op::Add { a, b }, Bf16Products::Fma)?;
     Ok((3 * elements * size_of::<f32>()) as f64 / seconds)
 }
 
@@ -120,7 +123,11 @@ fn copied_per_second() -> f64 {
 }
 
 /// Seconds of one run of an op over zeros.
-fn seconds(graph: &mut Graph, op: Op<TensorId>) -> Result<f64, DeviceError> {
+fn seconds(
+    graph: &mut Graph,
+    op: Op<TensorId>,
+    products: Bf16Products,
+) -> Result<f64, DeviceError> {
     graph.apply("probe", op).expect("the probe's own ops are well-typed");
     let mut offsets = Vec::new();
     let mut end = 0;
@@ -128,7 +135,7 @@ fn seconds(graph: &mut Graph, op: Op<TensorId>) -> Result<f64, DeviceError> {
         offsets.push(end);
         end += tensor.size_bytes().next_multiple_of(CpuDevice::ALIGNMENT);
     }
-    let mut device = CpuDevice::new(end)?;
+    let mut device = CpuDevice::with_products(end, products)?;
     let node = &graph.nodes()[0];
     let instruction = device.prepare(graph, node, |id| offsets[id.index()], 0)?;
     device.run(&instruction)?;

@@ -14,7 +14,7 @@ use super::sheet::Sheet;
 use crate::bench::Benched;
 use crate::disk_tier::DiskArgs;
 use crate::model::grouped;
-use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains};
+use crate::train::{Asked, CpuUse, DeviceArg, DeviceKind, Machine, Style, Trains};
 use crate::{UsageError, memory_limits, progress, size, tuning};
 use anyhow::{Context, Result};
 use causes::Causes;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use stock::{BatchSize, Stock};
 use storm_data::records::{Codec, RecordLoaderOptions, RecordSet, RecordStage};
 use storm_data::{Dataset, Order};
-use storm_device::cpu::CpuPlanDevice;
+use storm_device::cpu::{Bf16Products, CpuPlanDevice};
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{AnyModel, ModelConfig, image_preset, preset};
 use storm_plan::{Budget, Forced, Link, RankPlace, Tier};
@@ -123,6 +123,7 @@ pub(super) fn check(
         disk: DiskArgs::default(),
         hardware,
         threads: None,
+        products: Bf16Products::Fma,
     };
     let named = models(&args.data_models)?;
     let largest = named.iter().map(|(_, model)| model.parameter_count()).max().unwrap_or(0);
@@ -341,7 +342,7 @@ impl Check<'_> {
             DeviceKind::Cpu => Precision::F32,
             DeviceKind::Cuda => Precision::Bf16Stochastic,
         };
-        let Machine { vram, ram, threads, profile, .. } = self.machine;
+        let Machine { vram, ram, cpu, profile, .. } = self.machine;
         let request = LaunchRequest {
             rank: RankPlace::default(),
             decided: None,
@@ -354,7 +355,7 @@ impl Check<'_> {
             trial: None,
         };
         let mut launch = Launch::new(request)?;
-        let mut site = Site { threads: *threads };
+        let mut site = Site { cpu: *cpu };
         let launched = launch.start::<D>(&mut site, None);
         let Launched { mut trainer, .. } =
             launched.with_context(|| format!("cannot train {}", self.name))?;
@@ -372,12 +373,12 @@ struct Row {
 }
 
 struct Site {
-    threads: usize,
+    cpu: CpuUse,
 }
 
 impl<D: Trains> LaunchSite<D> for Site {
     fn device(&mut self, budget: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
-        D::options(self.threads, budget, None, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
+        D::options(self.cpu, budget, None, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
     }
 
     fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {

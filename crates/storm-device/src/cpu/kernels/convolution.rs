@@ -5,7 +5,7 @@
 //! pieces of the batch one after another, which all threads compute together: these pieces follow from the shape alone.
 
 use super::element::Element;
-use super::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm, gemm_on_this_thread};
+use super::gemm::{Accumulate, Bf16Products, Bias, Epilogue, Matrix, MatrixMut};
 use super::shared::SharedMut;
 use crate::simd_dispatch;
 use rayon::prelude::*;
@@ -30,6 +30,8 @@ pub struct Columns<'a, E> {
     pub planes: Planes,
     /// For the columns of at least one image.
     pub memory: &'a mut [E],
+    /// How products of bf16 operands are summed.
+    pub products: Bf16Products,
 }
 
 impl<E: Element> Columns<'_, E> {
@@ -40,7 +42,7 @@ impl<E: Element> Columns<'_, E> {
 
     /// `columns · weightᵀ + bias`, for some rows of output planes at a time.
     pub fn forward(&mut self, x: &[E], weight: &[E], bias: Option<Bias<'_>>, y: &mut [E]) {
-        let planes = self.planes;
+        let (planes, products) = (self.planes, self.products);
         let ([high, wide], covered) = (planes.output, planes.covered());
         let (stride, image) = (planes.column_stride(), self.image());
         let outputs = weight.len() / covered;
@@ -56,13 +58,14 @@ impl<E: Element> Columns<'_, E> {
             let y = unsafe { y.piece(first * row..(first + rows) * row) };
             let columns = Matrix::new(columns, rows * wide, covered, stride, 1);
             let y = MatrixMut::row_major(y, rows * wide, outputs);
-            gemm_on_this_thread(columns, weight, y, Epilogue { bias, ..Epilogue::default() });
+            let epilogue = Epilogue { bias, ..Epilogue::default() };
+            products.gemm_on_this_thread(columns, weight, y, epilogue);
         });
     }
 
     /// `dy · weight` as columns, which each position of the input gathers, for some images at a time.
     pub fn input_grad(&mut self, dy: &[E], weight: &[E], addend: Option<&[E]>, dx: &mut [E]) {
-        let planes = self.planes;
+        let (planes, products) = (self.planes, self.products);
         let (covered, stride, image) = (planes.covered(), planes.column_stride(), self.image());
         let (positions, outputs) = (planes.positions(), weight.len() / covered);
         let weight = Matrix::row_major(weight, outputs, covered);
@@ -71,7 +74,7 @@ impl<E: Element> Columns<'_, E> {
         in_parts(self.memory, planes.images, positions * stride, |first, images, columns| {
             let rows = images * positions;
             let dy = &dy[first * positions * outputs..][..rows * outputs];
-            gemm_on_this_thread(
+            products.gemm_on_this_thread(
                 Matrix::row_major(dy, rows, outputs),
                 weight,
                 MatrixMut::new(columns, rows, covered, stride),
@@ -109,7 +112,7 @@ impl<E: Element> Columns<'_, E> {
         sum: &mut [f32],
         out: &mut [G],
     ) {
-        let planes = self.planes;
+        let (planes, products) = (self.planes, self.products);
         let (covered, stride) = (planes.covered(), planes.column_stride());
         let outputs = out.len() / covered;
         if dy.is_empty() {
@@ -123,7 +126,7 @@ impl<E: Element> Columns<'_, E> {
             let dy = Matrix::row_major(dy, rows, outputs).transposed();
             let accumulate = if piece == 0 { Accumulate::Replace } else { Accumulate::Add };
             let sum = MatrixMut::new(sum, outputs, covered, stride);
-            gemm(dy, columns, sum, Epilogue { accumulate, ..Epilogue::default() });
+            products.gemm(dy, columns, sum, Epilogue { accumulate, ..Epilogue::default() });
         }
         out.par_chunks_mut(covered).zip(sum.par_chunks(stride)).for_each(|(out, sum)| {
             for (out, sum) in out.iter_mut().zip(sum) {

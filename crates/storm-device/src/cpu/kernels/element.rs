@@ -15,6 +15,12 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// The nearest representable value, ties to even. NaN stays NaN.
     fn from_f32(value: f32) -> Self;
 
+    /// The values if they are bf16.
+    #[inline(always)]
+    fn as_bf16(_values: &[Self]) -> Option<&[bf16]> {
+        None
+    }
+
     /// A vector's worth of values, exactly.
     #[inline(always)]
     fn widen(values: [Self; 16]) -> [f32; 16] {
@@ -48,6 +54,11 @@ impl Element for f32 {
 
 impl Element for bf16 {
     const PER_WORD: usize = 2;
+
+    #[inline(always)]
+    fn as_bf16(values: &[bf16]) -> Option<&[bf16]> {
+        Some(values)
+    }
 
     #[inline(always)]
     fn to_f32(self) -> f32 {

@@ -1,7 +1,7 @@
 //! Head projection and cross-entropy, a chunk of rows at a time.
 
 use super::element::Element;
-use super::gemm::{Accumulate, Epilogue, Matrix, MatrixMut, gemm};
+use super::gemm::{Accumulate, Bf16Products, Epilogue, Matrix, MatrixMut};
 use super::math::exp;
 use super::simd::lane_sum;
 use crate::simd_dispatch;
@@ -25,6 +25,8 @@ pub struct HeadInput<'a, E> {
     pub chunk_rows: usize,
     /// The share of a target's weight that all classes have.
     pub label_smoothing: f32,
+    /// How products of bf16 operands are summed.
+    pub products: Bf16Products,
 }
 
 /// What each row yields.
@@ -104,7 +106,7 @@ impl<'a, E: Element> HeadInput<'a, E> {
 
     fn project(&self, hidden: &[E], logits: &mut [E]) {
         let rows = hidden.len() / self.width;
-        gemm(
+        self.products.gemm(
             Matrix::row_major(hidden, rows, self.width),
             self.weight().transposed(),
             MatrixMut::row_major(logits, rows, self.vocabulary()),
@@ -198,14 +200,14 @@ pub fn head_loss_grad<E: Element, G: Element>(
                 logits[target] = E::from_f32(at_target * scale);
             });
         let d_logits = Matrix::row_major(&*logits, rows, vocabulary);
-        gemm(
+        input.products.gemm(
             d_logits,
             input.weight(),
             MatrixMut::row_major(d_hidden, rows, width),
             Epilogue::default(),
         );
         if let Some((d_weight, accumulate)) = &mut d_weight {
-            gemm(
+            input.products.gemm(
                 d_logits.transposed(),
                 Matrix::row_major(hidden, rows, width),
                 MatrixMut::row_major(d_weight, vocabulary, width),

@@ -8,6 +8,7 @@ mod worker;
 
 use super::instruction::Instruction;
 use super::kernels;
+use super::kernels::gemm::Bf16Products;
 use super::memory::Memory;
 use super::threads;
 use crate::collectives::Collectives;
@@ -90,7 +91,7 @@ impl PlanDevice for CpuPlanDevice {
         let tickets = Tickets::new(&plan);
         let sequence = Sequence::new(&plan);
         let board = Board::new(&plan, options.commands_max, recorder);
-        let program = Arc::new(Program::new(plan, board, options.disk.as_ref())?);
+        let program = Arc::new(Program::new(plan, board, options.disk.as_ref(), options.products)?);
         let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
         let plan = Arc::clone(&program.plan);
@@ -217,8 +218,10 @@ impl PlanDevice for CpuPlanDevice {
         place: impl Fn(TensorId) -> usize,
         layer: u16,
     ) -> Result<(), DeviceError> {
+        let products = self.program.products;
         let memory = self.quiet_memory(Tier::DEVICE)?;
-        let instruction = Instruction::new(memory.capacity_bytes(), graph, node, place, layer)?;
+        let capacity = memory.capacity_bytes();
+        let instruction = Instruction::new(capacity, graph, node, place, layer, products)?;
         // SAFETY: the queues are empty while `self` is borrowed.
         let frame = unsafe { memory.shared_frame() };
         catch_unwind(AssertUnwindSafe(|| super::execute(&instruction, &frame))).map_err(|panic| {
@@ -243,9 +246,12 @@ impl PlanDevice for CpuPlanDevice {
         self.program.disk.as_ref().map(DiskTier::path)
     }
 
-    /// The bits depend on neither the threads nor the instruction set.
+    /// The bits depend on neither the threads nor the instruction set, but on how products are summed.
     fn identity(&self) -> String {
-        "cpu".to_owned()
+        match self.program.products {
+            Bf16Products::Fma => "cpu".to_owned(),
+            Bf16Products::Amx => "cpu, bf16 products as AMX sums them".to_owned(),
+        }
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {

@@ -1,4 +1,5 @@
 use crate::DiskOptions;
+use crate::cpu::Bf16Products;
 use storm_plan::Queue;
 
 /// How the CPU runs a plan.
@@ -16,6 +17,8 @@ pub struct CpuPlanOptions {
     pub fault: Option<Fault>,
     /// Where the disk tier is. If none, a block of memory stands for it.
     pub disk: Option<DiskOptions>,
+    /// How products of bf16 operands are summed.
+    pub products: Bf16Products,
 }
 
 impl Default for CpuPlanOptions {
@@ -27,6 +30,7 @@ impl Default for CpuPlanOptions {
             chaos_seed: None,
             fault: None,
             disk: None,
+            products: Bf16Products::Fma,
         }
     }
 }

@@ -3,6 +3,7 @@ use crate::DeviceError;
 use crate::collectives::{Collectives, Connected, Messages, Packed};
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
+use crate::cpu::kernels::gemm::Bf16Products;
 use crate::cpu::memory::Memory;
 use crate::disk::{DiskCopy, DiskOptions, DiskTier};
 use crate::error::Failed;
@@ -22,6 +23,7 @@ pub(super) struct Program {
     /// None if memory stands for it.
     pub(super) disk: Option<DiskTier>,
     pub(super) board: Board,
+    pub(super) products: Bf16Products,
     /// By instruction.
     work: Vec<Prepared>,
     supply: RwLock<Supplied>,
@@ -46,6 +48,7 @@ impl Program {
         plan: Arc<CheckedPlan>,
         board: Board,
         disk: Option<&DiskOptions>,
+        products: Bf16Products,
     ) -> Result<Program, DeviceError> {
         let mut disk = DiskTier::new(&plan, disk)?;
         let memory = PerTier::try_from_fn(|tier| match &disk {
@@ -58,7 +61,10 @@ impl Program {
             unsafe { disk.register(host) };
         }
         let work = (0..plan.instructions.len())
-            .map(|index| prepare(&plan, &memory, disk.as_ref(), InstructionId(index as u32)))
+            .map(|index| {
+                let id = InstructionId(index as u32);
+                prepare(&plan, &memory, disk.as_ref(), id, products)
+            })
             .collect::<Result<Vec<Prepared>, _>>()?;
         let (mut sent, mut received) = (0, 0);
         for prepared in &work {
@@ -70,7 +76,8 @@ impl Program {
         let mail = Mutex::new((vec![0; sent], vec![0; received]));
         let (supply, connected) = (RwLock::default(), RwLock::default());
         let origin = Instant::now();
-        let program = Program { plan, memory, disk, board, work, supply, connected, mail, origin };
+        let program =
+            Program { plan, memory, disk, board, products, work, supply, connected, mail, origin };
         let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
         let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
         for (tensor, place) in inputs.chain(results) {
@@ -206,12 +213,14 @@ fn prepare(
     memory: &PerTier<Memory>,
     disk: Option<&DiskTier>,
     id: InstructionId,
+    products: Bf16Products,
 ) -> Result<Prepared, DeviceError> {
     match &plan.instruction(id).work {
         Work::Compute(compute) => {
             let (graph, node, place) = node_of(plan, compute);
             let capacity = memory[Compute::TIER].capacity_bytes();
-            let instruction = Instruction::new(capacity, graph, node, place, compute.layer)?;
+            let layer = compute.layer;
+            let instruction = Instruction::new(capacity, graph, node, place, layer, products)?;
             Ok(Prepared::Kernel(Box::new(instruction)))
         }
         work @ Work::Copy(copy) => {

@@ -2,6 +2,7 @@
 
 use super::super::element::Element;
 use super::super::shared::SharedMut;
+use half::bf16;
 
 /// A read-only matrix with arbitrary strides: element (r, c) is `data[r * row_stride + c * col_stride]`.
 #[derive(Clone, Copy)]
@@ -49,6 +50,12 @@ impl<'a, T: Element> Matrix<'a, T> {
             col_stride: self.row_stride,
             ..self
         }
+    }
+
+    /// The same view if its elements are bf16.
+    pub(super) fn as_bf16(self) -> Option<Matrix<'a, bf16>> {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        Some(Matrix { data: T::as_bf16(data)?, rows, cols, row_stride, col_stride })
     }
 
     /// Number of rows.

@@ -9,7 +9,10 @@
 //! k in blocks; per block it packs its part of B once, then takes the rows in panels of a few: a
 //! panel of A is packed into the first-level cache and multiplied with all of B (`micro`). Sums
 //! wait in a per-thread f32 buffer between k blocks. A single row goes another way (`row`).
+//!
+//! Products of bf16 operands may have other sums instead, those of AMX ([`amx`]): [`Bf16Products`] chooses.
 
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +23,7 @@ mod matrix;
 mod micro;
 mod pack;
 mod partition;
+mod products;
 mod row;
 #[cfg(target_arch = "x86_64")]
 mod turn;
@@ -32,13 +36,15 @@ use rayon::prelude::*;
 use super::element::Element;
 use super::scratch::Scratch;
 use super::shared::SharedMut;
+pub use amx::{amx_availability, force_emulation};
 pub(super) use block::pack_transposed;
 pub use block::{BlockA, block_gemm};
 pub use epilogue::{Accumulate, Bias, Epilogue};
 pub use matrix::{Matrix, MatrixMut};
 use micro::{Kernels, PANEL_COLS, PANEL_ROWS_MAX, Panels, Tile};
 use pack::{LANES, Source, Strip, pack};
-use partition::{Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
+use partition::{Limits, Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
+pub use products::Bf16Products;
 
 /// Longest run of k between two visits of the sums. A packed panel of A of this depth (32 KiB) stays in
 /// a first-level cache, a packed B (1 MiB) in a second-level one.
@@ -46,6 +52,9 @@ const K_BLOCK_MAX: usize = 512;
 
 /// Below this many multiply-adds a second thread costs more than it brings.
 const PARALLEL_MIN: usize = 1 << 16;
+
+/// A cycle has 32 multiply-adds, and packing one element takes about a third of it.
+const LIMITS: Limits = Limits { rows_max: TILE_ROWS_MAX, pack_cost: 10 };
 
 /// Row panels of A packed together: enough to use whole cache lines of a transposed A while they
 /// are there.
@@ -78,22 +87,7 @@ pub fn gemm<A: Element, B: Element, C: Element>(
     c: MatrixMut<C>,
     epilogue: Epilogue<C>,
 ) {
-    let work = c.rows().saturating_mul(c.cols()).saturating_mul(a.cols());
-    let threads = if work < PARALLEL_MIN { 1 } else { rayon::current_num_threads() };
-    gemm_with(threads, a, b, c, epilogue);
-}
-
-/// [`gemm`] on the calling thread, for kernels that are parallel themselves.
-///
-/// # Panics
-/// If shapes do not match.
-pub fn gemm_on_this_thread<A: Element, B: Element, C: Element>(
-    a: Matrix<A>,
-    b: Matrix<B>,
-    c: MatrixMut<C>,
-    epilogue: Epilogue<C>,
-) {
-    gemm_with(1, a, b, c, epilogue);
+    Bf16Products::Fma.gemm(a, b, c, epilogue);
 }
 
 fn gemm_with<A: Element, B: Element, C: Element>(
@@ -103,19 +97,12 @@ fn gemm_with<A: Element, B: Element, C: Element>(
     mut c: MatrixMut<C>,
     epilogue: Epilogue<C>,
 ) {
-    let (m, n, k) = (c.rows(), c.cols(), a.cols());
-    assert_eq!(a.rows(), m, "rows of A and C");
-    assert_eq!(b.cols(), n, "columns of B and C");
-    assert_eq!(b.rows(), k, "columns of A and rows of B");
-    epilogue.check(m, n);
-    if m == 0 || n == 0 {
-        return;
-    }
-    let problem = Problem { a, b, c_row_stride: c.row_stride(), c: c.shared(), epilogue, k };
+    let (m, n) = (c.rows(), c.cols());
+    let Some(problem) = Problem::new(a, b, &mut c, epilogue) else { return };
     if problem.run_row(n, threads).is_some() {
         return;
     }
-    let partition = Partition::new(m, n, threads);
+    let partition = Partition::new(m, n, threads, LIMITS);
     let run_tile = |index| {
         let (rows, cols) = partition.tile(index);
         SCRATCH.with_borrow_mut(|scratch| problem.run_tile(rows, cols, scratch));
@@ -137,7 +124,26 @@ struct Problem<'a, A, B, C> {
     k: usize,
 }
 
-impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
+impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
+    /// None if C has no elements.
+    ///
+    /// # Panics
+    /// If shapes do not match.
+    fn new(
+        a: Matrix<'a, A>,
+        b: Matrix<'a, B>,
+        c: &'a mut MatrixMut<'_, C>,
+        epilogue: Epilogue<'a, C>,
+    ) -> Option<Self> {
+        let (m, n, k) = (c.rows(), c.cols(), a.cols());
+        assert_eq!(a.rows(), m, "rows of A and C");
+        assert_eq!(b.cols(), n, "columns of B and C");
+        assert_eq!(b.rows(), k, "columns of A and rows of B");
+        epilogue.check(m, n);
+        let c_row_stride = c.row_stride();
+        (m > 0 && n > 0).then(|| Problem { a, b, c_row_stride, c: c.shared(), epilogue, k })
+    }
+
     fn run_tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
         let [packed_a, packed_b, sums, bias] =
             scratch.split([PACKED_A_LEN, PACKED_B_LEN, SUMS_LEN, TILE_COLS_MAX]);

@@ -23,8 +23,16 @@ pub(super) struct Source<T> {
 }
 
 impl<T> Source<T> {
+    /// The part that begins at this lane and step.
     #[inline(always)]
-    fn at(&self, lane: usize, p: usize) -> *const T {
+    pub(super) fn from(&self, lane: usize, p: usize) -> Source<T> {
+        let skipped = lane * self.lane_stride + p * self.k_stride;
+        Source { start: self.at(lane, p), readable: self.readable - skipped, ..*self }
+    }
+
+    /// Where an element is.
+    #[inline(always)]
+    pub(super) fn at(&self, lane: usize, p: usize) -> *const T {
         self.start.wrapping_add(lane * self.lane_stride + p * self.k_stride)
     }
 }
@@ -131,10 +139,7 @@ fn walk<T>(
 ) {
     let mut piece = |s: usize, p: usize| {
         let Strip { lane, lanes, offset } = strip(s);
-        let skipped = lane * source.lane_stride + p * source.k_stride;
-        let from =
-            Source { start: source.at(lane, p), readable: source.readable - skipped, ..source };
-        each(from, lanes, LANES.min(k - p), (offset, p));
+        each(source.from(lane, p), lanes, LANES.min(k - p), (offset, p));
     };
     if source.k_stride == 1 {
         for s in 0..strips {

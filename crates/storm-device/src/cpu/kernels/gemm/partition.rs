@@ -5,14 +5,20 @@
 
 use super::micro::PANEL_COLS;
 
-/// Most rows of a tile; bounds the per-thread buffer of sums.
+/// Most rows of a tile whose sums wait for further blocks of k; bounds the per-thread buffer of sums.
 pub(super) const TILE_ROWS_MAX: usize = 512;
 /// Most columns of a tile; with the depth of a k block it bounds the packed B, which should stay in
 /// the second-level cache.
 pub(super) const TILE_COLS_MAX: usize = 512;
 
-/// Cost of packing one element, in thirty-seconds of a cycle: 32 multiply-adds take a cycle.
-const PACK_COST: usize = 10;
+/// What kernels can do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Most rows of a tile.
+    pub(super) rows_max: usize,
+    /// Cost of packing one element, in multiply-adds.
+    pub(super) pack_cost: usize,
+}
 
 /// Where the search for a better balance stops.
 const TILES_PER_THREAD: usize = 4;
@@ -29,9 +35,9 @@ pub(super) struct Partition {
 impl Partition {
     /// The grid with the least estimated time: tiles of the busiest thread × cost of a tile, where
     /// small tiles pay more for packing.
-    pub(super) fn new(rows: usize, cols: usize, threads: usize) -> Self {
+    pub(super) fn new(rows: usize, cols: usize, threads: usize, limits: Limits) -> Self {
         let panels = cols.div_ceil(PANEL_COLS);
-        let row_tiles_min = rows.div_ceil(TILE_ROWS_MAX);
+        let row_tiles_min = rows.div_ceil(limits.rows_max);
         let col_tiles_min = cols.div_ceil(TILE_COLS_MAX);
         let mut best = (usize::MAX, row_tiles_min, col_tiles_min);
         // With a few tiles per thread their number hardly matters any more; this also bounds the
@@ -42,7 +48,7 @@ impl Partition {
                 let tile_rows = rows.div_ceil(row_tiles);
                 let tile_cols = panels.div_ceil(col_tiles) * PANEL_COLS;
                 let rounds = (row_tiles * col_tiles).div_ceil(threads);
-                let tile_cost = tile_rows * tile_cols + PACK_COST * (tile_rows + tile_cols);
+                let tile_cost = tile_rows * tile_cols + limits.pack_cost * (tile_rows + tile_cols);
                 let cost = rounds * tile_cost;
                 if cost < best.0 {
                     best = (cost, row_tiles, col_tiles);

@@ -1,0 +1,195 @@
+//! Products of bf16 operands with the sums of AMX's `TDPBF16PS`.
+//!
+//! **Definition.** K is padded with zeros to a multiple of 32. Each element of C begins at 0 and adds, in
+//! order, what each 32 products yield ([`emulated`] says how). Then comes the epilogue, as for all products.
+//! How rows and columns are cut, and the number of threads, are not visible in the result.
+//!
+//! Structure: as in the module above, with B packed once for a task, and sums of 32 × 32 elements in four
+//! tiles. Rows of A are read where they are if their steps of k are contiguous.
+
+mod emulated;
+#[cfg(target_arch = "x86_64")]
+mod hardware;
+mod kernel;
+mod pack;
+
+use super::super::element::Element;
+use super::super::scratch::Scratch;
+use super::matrix::{Matrix, MatrixMut};
+use super::pack::Source;
+use super::partition::{Limits, Partition};
+use super::{Epilogue, PACKED_A_LEN, PACKED_B_LEN, Problem, SCRATCH, SUMS_LEN, TILE_COLS_MAX};
+use half::bf16;
+use kernel::{COLUMNS, Kernel, Operands, ROWS, STEP};
+pub use kernel::{amx_availability, force_emulation};
+use pack::{LANES, Order, PIECE, pack_piece};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Longest run of k between two visits of the sums: as much as a packed B has room for.
+const K_BLOCK_MAX: usize = 2 * PACKED_B_LEN / TILE_COLS_MAX;
+
+/// Elements of a packed panel of A. Rows lie a little apart, so that they do not compete for one set of the
+/// first-level cache.
+const A_ROW: usize = K_BLOCK_MAX + STEP;
+const PANEL_A_LEN: usize = ROWS * A_ROW;
+
+/// Rows of a task whose sums do not have to wait for another block of k.
+const ROWS_MAX: usize = 4096;
+
+/// Cost of packing one element, in multiply-adds.
+const PACK_COST: usize = 100;
+
+const _: () = assert!(K_BLOCK_MAX.is_multiple_of(STEP) && PANEL_A_LEN <= 2 * PACKED_A_LEN);
+const _: () = assert!(COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS);
+
+/// `c = a · b` with the epilogue; see the definition.
+pub(super) fn gemm<C: Element>(
+    threads: usize,
+    a: Matrix<bf16>,
+    b: Matrix<bf16>,
+    mut c: MatrixMut<C>,
+    epilogue: Epilogue<C>,
+) {
+    let (m, n) = (c.rows(), c.cols());
+    let Some(problem) = Problem::new(a, b, &mut c, epilogue) else { return };
+    let rows_max = if problem.k <= K_BLOCK_MAX { ROWS_MAX } else { super::TILE_ROWS_MAX };
+    let limits = Limits { rows_max, pack_cost: PACK_COST };
+    let partition = Partition::new(m, n, threads, limits);
+    let run_tile = |index| {
+        let (rows, cols) = partition.tile(index);
+        SCRATCH.with_borrow_mut(|scratch| problem.run_amx_tile(rows, cols, scratch));
+    };
+    if threads == 1 {
+        (0..partition.len()).for_each(run_tile);
+    } else {
+        (0..partition.len()).into_par_iter().with_max_len(1).for_each(run_tile);
+    }
+}
+
+impl<C: Element> Problem<'_, bf16, bf16, C> {
+    fn run_amx_tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
+        let [packed_a, packed_b, sums, bias] =
+            scratch.split([PACKED_A_LEN, PACKED_B_LEN, SUMS_LEN, TILE_COLS_MAX]);
+        let bias = self.epilogue.widen_bias(cols.clone(), bias);
+        let kernel = Kernel::new();
+        let (panels, col_panels) = (rows.len().div_ceil(ROWS), cols.len().div_ceil(COLUMNS));
+        // At least one block, so that K = 0 gives zeros; all but the last are whole steps.
+        let k_blocks = self.k.div_ceil(K_BLOCK_MAX).max(1);
+        let block = self.k.div_ceil(k_blocks).next_multiple_of(STEP);
+        for k_block in 0..k_blocks {
+            let k = (k_block * block).min(self.k)..((k_block + 1) * block).min(self.k);
+            let steps = k.len().div_ceil(STEP);
+            let packed_b = self.pack_columns(k.clone(), cols.clone(), packed_b);
+            for panel in 0..panels {
+                let first = panel * ROWS;
+                let height = ROWS.min(rows.len() - first);
+                let first_row = rows.start + first;
+                let (a, a_row) = self.rows_for_tiles(first_row, height, k.clone(), packed_a);
+                for col_panel in 0..col_panels {
+                    // Without a second block of k nothing has to be remembered, and one place in the
+                    // first-level cache serves all sums.
+                    let place = match k_blocks {
+                        1 => 0,
+                        _ => (panel * col_panels + col_panel) * ROWS * COLUMNS,
+                    };
+                    let sums = &mut sums[place..place + ROWS * COLUMNS];
+                    let operands = Operands {
+                        steps,
+                        a,
+                        a_row,
+                        b: packed_b.wrapping_add(col_panel * steps * 2 * PIECE),
+                        sums: sums.as_mut_ptr(),
+                        resume: k_block > 0,
+                    };
+                    // SAFETY: A has 32 rows and B 32 columns of so many steps, packed or in their matrix.
+                    unsafe { kernel.multiply(&operands) };
+                    if k_block + 1 == k_blocks {
+                        let first_col = col_panel * COLUMNS;
+                        let width = COLUMNS.min(cols.len() - first_col);
+                        let bias = bias.map(|bias| &bias[first_col..]);
+                        let sums = &mut sums[..height * COLUMNS];
+                        let corner = (first_row, cols.start + first_col);
+                        // SAFETY: the sums lie within the task's own part of C.
+                        unsafe {
+                            let c = (self.c, self.c_row_stride);
+                            self.epilogue.store(sums, width, bias, corner, c);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where 32 rows of A are, and how far apart: in the matrix if tiles can be loaded from there.
+    fn rows_for_tiles(
+        &self,
+        first_row: usize,
+        height: usize,
+        k: Range<usize>,
+        packed: &mut [f32],
+    ) -> (*const bf16, usize) {
+        let packed: *mut bf16 = packed.as_mut_ptr().cast();
+        if k.is_empty() {
+            return (packed, 0);
+        }
+        let start = self.a.at(first_row, k.start);
+        if self.a.col_stride() == 1 && height == ROWS && k.len().is_multiple_of(STEP) {
+            return (start, self.a.row_stride());
+        }
+        let source = Source {
+            start,
+            lane_stride: self.a.row_stride(),
+            k_stride: self.a.col_stride(),
+            readable: self.a.readable(first_row, k.start),
+        };
+        for step in (0..k.len()).step_by(STEP) {
+            for lane in (0..height).step_by(LANES) {
+                let size = (LANES.min(height - lane), STEP.min(k.len() - step));
+                // SAFETY: the piece is in the matrix, whose view was checked; by the assertion above, the
+                // buffer has room for 32 such rows.
+                unsafe {
+                    let target = packed.add(lane * A_ROW + step);
+                    pack_piece(source.from(lane, step), size, Order::ByLane, target, A_ROW);
+                }
+            }
+        }
+        (packed, A_ROW)
+    }
+
+    /// Packs columns of B, panel by panel.
+    fn pack_columns(&self, k: Range<usize>, cols: Range<usize>, packed: &mut [f32]) -> *const bf16 {
+        let steps = k.len().div_ceil(STEP);
+        let panels = cols.len().div_ceil(COLUMNS);
+        assert!(panels * steps * 2 * PIECE <= 2 * packed.len());
+        let packed: *mut bf16 = packed.as_mut_ptr().cast();
+        if k.is_empty() {
+            return packed;
+        }
+        let source = Source {
+            start: self.b.at(k.start, cols.start),
+            lane_stride: self.b.col_stride(),
+            k_stride: self.b.row_stride(),
+            readable: self.b.readable(k.start, cols.start),
+        };
+        let piece = |strip: usize, step: usize| {
+            let lane = strip * LANES;
+            let size = (LANES.min(cols.len() - lane), STEP.min(k.len() - step * STEP));
+            let place = ((strip / 2 * steps + step) * 2 + strip % 2) * PIECE;
+            // SAFETY: the piece is in the matrix, whose view was checked; the buffer has room for it by the
+            // assertion above.
+            unsafe {
+                let source = source.from(lane, step * STEP);
+                pack_piece(source, size, Order::ByPair, packed.add(place), STEP);
+            }
+        };
+        // In the order of B's memory.
+        let strips = cols.len().div_ceil(LANES);
+        if source.k_stride == 1 {
+            (0..strips).for_each(|strip| (0..steps).for_each(|step| piece(strip, step)));
+        } else {
+            (0..steps).for_each(|step| (0..strips).for_each(|strip| piece(strip, step)));
+        }
+        packed
+    }
+}
