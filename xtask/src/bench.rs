@@ -19,6 +19,8 @@ struct Settings {
     steps: usize,
     warmup: usize,
     threads: usize,
+    precision: String,
+    cpu_products: String,
     ratio_min: Option<f64>,
 }
 
@@ -44,6 +46,8 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
             Some(threads) => threads,
             None => available_parallelism()?.get(),
         },
+        precision: args.value("--precision")?.unwrap_or_else(|| "f32".to_owned()),
+        cpu_products: args.value("--cpu-products")?.unwrap_or_else(|| "fma".to_owned()),
         ratio_min: args.value("--min-ratio")?,
     };
     args.finish()?;
@@ -60,6 +64,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
         eprintln!("round {round} of {}: STORM", settings.rounds);
         let mut storm = Command::new(release_dir().join("storm"));
         storm.current_dir(root()).args(["bench", "cpu", "--json"]);
+        storm.args(["--cpu-products", &settings.cpu_products]);
         storm_rounds.push(measure(storm, &settings)?);
 
         eprintln!("round {round} of {}: PyTorch", settings.rounds);
@@ -91,6 +96,7 @@ fn measure(mut command: Command, settings: &Settings) -> Result<Measurement> {
     for (name, value) in options {
         command.arg(name).arg(value.to_string());
     }
+    command.args(["--precision", &settings.precision]);
     // One side's libraries must not take more threads than the other's.
     let threads = settings.threads.to_string();
     command.env("OMP_NUM_THREADS", &threads);
@@ -141,10 +147,12 @@ fn environment_line(settings: &Settings, torch: &Value) -> Result<String> {
     let rustc = output(Command::new("rustc").arg("--version"))?;
     let rustc = rustc.split_whitespace().nth(1).unwrap_or("?").to_owned();
     Ok(format!(
-        "{}, {} threads, STORM {} (rustc {rustc}), PyTorch {} ({} AdamW), {} rounds of {} steps",
+        "{}, {} threads, {}, STORM {} ({} products, rustc {rustc}), PyTorch {} ({} AdamW), {} rounds of {} steps",
         cpu_model(),
         settings.threads,
+        settings.precision,
         env!("CARGO_PKG_VERSION"),
+        settings.cpu_products,
         torch["torch"].as_str().unwrap_or("?"),
         torch["optimizer"].as_str().unwrap_or("?"),
         settings.rounds,

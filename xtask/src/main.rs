@@ -44,6 +44,8 @@ Commands:
       --steps N     timed steps in a turn (default 20)
       --warmup N    steps before the timed ones (default 3)
       --threads N   threads for each side (default: all cores)
+      --precision P f32 (default), bf16-master (PyTorch: autocast) or bf16-stochastic (bf16 weights)
+      --cpu-products S   fma (default) or amx, for STORM
       --min-ratio R fail when STORM's speed is below R times PyTorch's
 
   gpu-bundle    Put stripped release binaries, test binaries and scripts into target/gpu-bundle,

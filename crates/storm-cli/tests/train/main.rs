@@ -4,6 +4,7 @@ mod afterwards;
 mod bench_predict;
 mod chat;
 mod codec;
+mod cpu_products;
 mod disk;
 mod early;
 mod figures;

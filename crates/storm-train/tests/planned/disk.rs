@@ -6,7 +6,7 @@ use crate::random_plans::Case;
 use crate::support::{batches, options, planned_on, resident, tiny};
 use std::path::PathBuf;
 use std::sync::Arc;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions};
 use storm_device::{DeviceError, DiskOptions, DiskProblem, PlanDevice};
 use storm_exec::ExecError;
 use storm_graph::{QuantizedFormat, TensorClass, Training};
@@ -143,7 +143,13 @@ fn random_plans_are_exact(name: &str) {
     {
         let mut options = options(precision);
         options.optimizer.moments = moments;
-        let case = Case { name, config: &config, options: &options, micro_batches };
+        let case = Case {
+            name,
+            config: &config,
+            options: &options,
+            micro_batches,
+            products: Bf16Products::Fma,
+        };
         let seen = compare(&scratch, &case, (part as u64..count(40)).step_by(3));
         deferred += seen.deferred;
         staged += seen.staged;
@@ -163,7 +169,13 @@ fn updates_in_the_backward_pass() {
         let mut options = options(Precision::Bf16Stochastic);
         options.optimizer.moments = moments;
         options.optimizer.max_norm = None;
-        let case = Case { name, config: &config, options: &options, micro_batches: 2 };
+        let case = Case {
+            name,
+            config: &config,
+            options: &options,
+            micro_batches: 2,
+            products: Bf16Products::Fma,
+        };
         let seen = compare(&scratch, &case, 0..count(18));
         assert!(seen.in_backward >= 6, "{name}: {}", seen.in_backward);
     }
@@ -184,7 +196,13 @@ fn frozen_weights() {
         ("adapters beside int8", quantized(adapted("qwen3-0.6b", LoraOptions::new(3, 6.0))), 2),
     ] {
         let options = options(Precision::Bf16Stochastic);
-        let case = Case { name, config: &config, options: &options, micro_batches };
+        let case = Case {
+            name,
+            config: &config,
+            options: &options,
+            micro_batches,
+            products: Bf16Products::Fma,
+        };
         let seen = compare(&scratch, &case, 0..count(24));
         assert!(seen.frozen >= 12, "{name}: {}", seen.frozen);
     }

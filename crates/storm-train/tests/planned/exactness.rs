@@ -2,7 +2,7 @@
 
 use crate::random_plans::Case;
 use crate::support::{batches, options, planned, resident, tiny};
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions};
 use storm_model::ModelConfig;
 use storm_plan::{
     Budget, Forced, HardwareProfile, Placement, Planned, TensorKind, Tier, UpdateTime, plan,
@@ -52,7 +52,8 @@ pub(crate) fn random_plans_of_options_are_exact(
     {
         let mut options = options(precision);
         options.optimizer.moments = moments;
-        let case = Case { name, config, options: &options, micro_batches };
+        let case =
+            Case { name, config, options: &options, micro_batches, products: Bf16Products::Fma };
         let seeds = (0..count / 4).map(|seed| seed * 4 + part as u64);
         case.compare(&profile, seeds, random_decisions, |_, _, _, _| {});
     }
@@ -90,7 +91,13 @@ fn moments_in_8_bits_in_pieces() {
     (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
     let mut options = options(Precision::Bf16Stochastic);
     options.optimizer.moments = Moments::Int8;
-    let case = Case { name: "pieces", config: &config, options: &options, micro_batches: 2 };
+    let case = Case {
+        name: "pieces",
+        config: &config,
+        options: &options,
+        micro_batches: 2,
+        products: Bf16Products::Fma,
+    };
     let mut cut = 0;
     case.compare(&reference(), 0..12, random_decisions, |_, _, plan, _| {
         let mut moments =
@@ -113,7 +120,13 @@ fn updates_in_the_backward_pass_are_exact() {
             let mut options = options(Precision::Bf16Stochastic);
             options.optimizer.moments = moments;
             options.optimizer.max_norm = None;
-            let case = Case { name, config: &config, options: &options, micro_batches };
+            let case = Case {
+                name,
+                config: &config,
+                options: &options,
+                micro_batches,
+                products: Bf16Products::Fma,
+            };
             case.compare(&profile, 0..16, random_decisions, |_, decisions, _, _| {
                 let in_backward = decisions.update == UpdateTime::InBackward;
                 found_in_backward += usize::from(in_backward);

@@ -1,5 +1,6 @@
 //! Training under plans: whatever is decided about memory, every bit is that of everything resident.
 
+mod amx;
 mod batch_norm;
 mod codec;
 mod disk;

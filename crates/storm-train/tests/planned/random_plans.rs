@@ -1,8 +1,8 @@
 //! The comparison that the tests of random plans share: decisions are lowered and checked, and run with delays; every bit must be that
 //! of everything resident.
 
-use crate::support::{planned_on, resident};
-use storm_device::cpu::CpuPlanOptions;
+use crate::support::{planned_on, resident_with};
+use storm_device::cpu::{Bf16Products, CpuPlanOptions};
 use storm_model::ModelConfig;
 use storm_plan::{Decisions, HardwareProfile, Lowering, Plan, Task, check};
 use storm_train::{TrainOptions, training_task};
@@ -14,6 +14,7 @@ pub(crate) struct Case<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) options: &'a TrainOptions,
     pub(crate) micro_batches: usize,
+    pub(crate) products: Bf16Products,
 }
 
 impl Case<'_> {
@@ -26,8 +27,8 @@ impl Case<'_> {
         decide: impl Fn(&Task, u64) -> Decisions,
         mut see: impl FnMut(u64, &Decisions, &Plan, &mut CpuPlanOptions),
     ) {
-        let Case { name, config, options, micro_batches } = *self;
-        let expected = resident(config, options, micro_batches);
+        let Case { name, config, options, micro_batches, products } = *self;
+        let expected = resident_with(config, options, micro_batches, products);
         let task = training_task(config, options, micro_batches).expect("a valid model");
         let lowering = Lowering::new(&task, profile).expect("a task that can be lowered");
         for seed in seeds {
@@ -36,6 +37,7 @@ impl Case<'_> {
             let mut device = CpuPlanOptions {
                 threads: Some(1),
                 chaos_seed: Some(seed),
+                products,
                 ..CpuPlanOptions::default()
             };
             see(seed, &decisions, &plan, &mut device);

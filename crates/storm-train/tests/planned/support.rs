@@ -1,10 +1,10 @@
 //! Tiny models of every family, seeded batches, and a fingerprint of a training run.
 
 use storm_device::PlanDevice;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cpu::{Bf16Products, CpuDevice, CpuPlanDevice, CpuPlanOptions};
 use storm_graph::IGNORE_INDEX;
 pub(crate) use storm_graph::random::Random;
-use storm_model::{ModelConfig, Packing, preset};
+use storm_model::{ModelConfig, Packing, build, preset};
 use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions, Trainer};
 
 pub(crate) const SEQUENCE: usize = 9;
@@ -105,7 +105,20 @@ pub(crate) fn resident(
     options: &TrainOptions,
     micro_batches: usize,
 ) -> Fingerprint {
-    let mut trainer = ReferenceTrainer::new(config, options.clone()).expect("a valid model");
+    resident_with(config, options, micro_batches, Bf16Products::Fma)
+}
+
+/// The same with other sums of bf16 products.
+pub(crate) fn resident_with(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    micro_batches: usize,
+    products: Bf16Products,
+) -> Fingerprint {
+    let program = build(config, &options.build_options()).expect("a valid model");
+    let open = |bytes| CpuDevice::with_products(bytes, products);
+    let mut trainer = ReferenceTrainer::on_device(config, options.clone(), program, |_| {}, open)
+        .expect("a valid model");
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let size = [options.batch, options.sequence];

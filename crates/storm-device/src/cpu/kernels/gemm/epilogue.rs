@@ -105,53 +105,98 @@ impl<C: Element> Epilogue<'_, C> {
         (row, col): (usize, usize),
         (c, row_stride): (SharedMut<C>, usize),
     ) {
-        for (r, sums) in sums.chunks_exact_mut(PANEL_COLS).enumerate() {
-            let sums = &mut sums[..width];
-            let addend = self.addend.map(|addend| {
-                // SAFETY: `check` proved that the addend has C's shape and contiguous rows.
-                unsafe { std::slice::from_raw_parts(addend.at(row + r, col), width) }
-            });
-            let start = (row + r) * row_stride + col;
-            // SAFETY: the caller promised this part of C to us alone.
-            let out = unsafe { c.piece(start..start + width) };
-            let bias = bias.map(|bias| &bias[..width]);
-            store_row(sums, self.scale, bias, addend, self.accumulate, out);
+        let part = Part { c, first: row * row_stride + col, row_stride };
+        let addend = self
+            .addend
+            .map(|addend| Addend { first: addend.at(row, col), row_stride: addend.row_stride() });
+        let terms = Terms { scale: self.scale, bias, addend, accumulate: self.accumulate };
+        store_rows(sums, width, terms, part);
+    }
+}
+
+/// Where a tile of sums goes, which is its task's alone.
+#[derive(Clone, Copy)]
+struct Part<'a, C> {
+    c: SharedMut<'a, C>,
+    first: usize,
+    row_stride: usize,
+}
+
+/// The part of an addend that belongs to a tile. Its rows are contiguous.
+#[derive(Clone, Copy)]
+struct Addend<C> {
+    first: *const C,
+    row_stride: usize,
+}
+
+/// What happens to the sums of a tile.
+#[derive(Clone, Copy)]
+struct Terms<'a, C> {
+    scale: f32,
+    bias: Option<&'a [f32]>,
+    addend: Option<Addend<C>>,
+    accumulate: Accumulate,
+}
+
+simd_dispatch! {
+    /// The rows of [`Epilogue::store`], which vouches for all addresses.
+    fn store_rows[C: Element](sums: &mut [f32], width: usize, terms: Terms<C>, part: Part<C>) {
+        // With a constant width, loops over columns become a few vectors.
+        if width == PANEL_COLS {
+            each_row(sums, PANEL_COLS, terms, part);
+        } else {
+            each_row(sums, width, terms, part);
         }
     }
 }
 
-simd_dispatch! {
-    /// One row of [`Epilogue::store`].
-    fn store_row[C: Element](
-        sums: &mut [f32],
-        scale: f32,
-        bias: Option<&[f32]>,
-        addend: Option<&[C]>,
-        accumulate: Accumulate,
-        out: &mut [C],
-    ) {
-        if scale != 1.0 {
-            for sum in sums.iter_mut() {
-                *sum *= scale;
-            }
+#[inline(always)]
+fn each_row<C: Element>(sums: &mut [f32], width: usize, terms: Terms<C>, part: Part<C>) {
+    let bias = terms.bias.map(|bias| &bias[..width]);
+    for (r, sums) in sums.chunks_exact_mut(PANEL_COLS).enumerate() {
+        let sums = &mut sums[..width];
+        let addend = terms.addend.map(|addend| {
+            // SAFETY: `check` proved that the addend has C's shape and contiguous rows.
+            unsafe { std::slice::from_raw_parts(addend.first.add(r * addend.row_stride), width) }
+        });
+        let start = part.first + r * part.row_stride;
+        // SAFETY: the caller of `store` promised this part of C to us alone.
+        let out = unsafe { part.c.piece(start..start + width) };
+        store_row(sums, terms.scale, bias, addend, terms.accumulate, out);
+    }
+}
+
+/// One row.
+#[inline(always)]
+fn store_row<C: Element>(
+    sums: &mut [f32],
+    scale: f32,
+    bias: Option<&[f32]>,
+    addend: Option<&[C]>,
+    accumulate: Accumulate,
+    out: &mut [C],
+) {
+    if scale != 1.0 {
+        for sum in sums.iter_mut() {
+            *sum *= scale;
         }
-        if let Some(bias) = bias {
-            for (sum, bias) in sums.iter_mut().zip(bias) {
-                *sum += *bias;
-            }
+    }
+    if let Some(bias) = bias {
+        for (sum, bias) in sums.iter_mut().zip(bias) {
+            *sum += *bias;
         }
-        if let Some(addend) = addend {
-            for (sum, addend) in sums.iter_mut().zip(addend) {
-                *sum += addend.to_f32();
-            }
+    }
+    if let Some(addend) = addend {
+        for (sum, addend) in sums.iter_mut().zip(addend) {
+            *sum += addend.to_f32();
         }
-        if accumulate == Accumulate::Add {
-            for (sum, old) in sums.iter_mut().zip(&*out) {
-                *sum += old.to_f32();
-            }
+    }
+    if accumulate == Accumulate::Add {
+        for (sum, old) in sums.iter_mut().zip(&*out) {
+            *sum += old.to_f32();
         }
-        for (sum, out) in sums.iter().zip(out) {
-            *out = C::from_f32(*sum);
-        }
+    }
+    for (sum, out) in sums.iter().zip(out) {
+        *out = C::from_f32(*sum);
     }
 }
