@@ -687,7 +687,10 @@ impl Emit<'_> {
         let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
             && !self.lowering.sets[stage].makes_parts();
         if !is_summed && self.gradients_leave(block, group.is_last()) {
-            let which = if group.is_last() { Gradients::Final } else { Gradients::All };
+            let which = match group.ends_lane {
+                Some(_) => Gradients::Complete,
+                None => Gradients::All,
+            };
             self.write_back_gradients(block, which);
         }
     }

@@ -181,6 +181,8 @@ pub(crate) struct ClassPlaces {
     ring: usize,
     host: usize,
     pub(crate) slot_bytes: usize,
+    /// Of a block in host memory.
+    host_bytes: usize,
 }
 
 impl ClassPlaces {
@@ -199,7 +201,7 @@ impl ClassPlaces {
 
     /// Where the gradients of a block that is not pinned wait.
     pub(crate) fn host(&self, index: usize) -> usize {
-        self.host + (index - self.streaming.pinned) * self.slot_bytes
+        self.host + (index - self.streaming.pinned) * self.host_bytes
     }
 
     fn ring_bytes(&self) -> usize {
@@ -496,14 +498,15 @@ fn place_parameters(
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
         let gradients_last =
             decisions.update != UpdateTime::InBackward || lowering.sets[stage].makes_parts();
-        let mut class = |kind: TensorKind, slab: &Slab, streaming: Streaming, ring_apart: bool| {
+        // Bytes of a block's slot, and of its place in host memory.
+        let mut class = |kind: TensorKind, sizes: (usize, usize), streaming: Streaming, apart| {
             let name = match device.names {
                 Names::Given => format!("{} of {}", kind.name(), s.name),
                 Names::Left => String::new(),
             };
-            let slot_bytes = slab.size_bytes;
+            let (slot_bytes, host_bytes) = sizes;
             let pinned = device.take(kind, &name, slot_bytes * streaming.pinned);
-            let ring = match ring_apart {
+            let ring = match apart {
                 true => 0,
                 false => device.take(kind, &name, slot_bytes * streaming.ring),
             };
@@ -513,19 +516,21 @@ fn place_parameters(
                 TensorKind::Weights | TensorKind::OptimizerState => 0,
                 _ => s.repeat - streaming.pinned,
             };
-            let host = host.take(kind, &name, slot_bytes * away);
-            ClassPlaces { streaming, pinned, ring, host, slot_bytes }
+            let host = host.take(kind, &name, host_bytes * away);
+            ClassPlaces { streaming, pinned, ring, host, slot_bytes, host_bytes }
         };
-        let (kind, slab) = (TensorKind::Weights, &slabs.weights);
-        places.weights.push(class(kind, slab, decided.weights, shares));
-        let (kind, slab) = (TensorKind::Gradients, &slabs.gradients);
-        places.gradients.push(class(kind, slab, decided.gradients, shares));
-        let (kind, slab) = (TensorKind::OptimizerState, &slabs.states);
+        let alike = |slab: &Slab| (slab.size_bytes, slab.size_bytes);
+        let (kind, sizes) = (TensorKind::Weights, alike(&slabs.weights));
+        places.weights.push(class(kind, sizes, decided.weights, shares));
+        let on_host = lowering.gradients_on_host(decisions, slabs).size_bytes;
+        let (kind, sizes) = (TensorKind::Gradients, (slabs.gradients.size_bytes, on_host));
+        places.gradients.push(class(kind, sizes, decided.gradients, shares));
+        let (kind, sizes) = (TensorKind::OptimizerState, alike(&slabs.states));
         let streaming = Streaming { pinned: decided.states_pinned, ring: 0 };
-        places.states.push(class(kind, slab, streaming, true));
-        let (kind, slab) = (TensorKind::Gradients, &slabs.sums);
+        places.states.push(class(kind, sizes, streaming, true));
+        let (kind, sizes) = (TensorKind::Gradients, alike(&slabs.sums));
         let streaming = Streaming { pinned: decided.gradients.pinned, ring: 0 };
-        places.sums.push(class(kind, slab, streaming, true));
+        places.sums.push(class(kind, sizes, streaming, true));
     }
     if shares {
         // Rings lie over each other, except for those that a block needs at once: its weights, its

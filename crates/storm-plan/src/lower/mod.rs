@@ -36,9 +36,10 @@ use crate::{
 use blocks::Blocks;
 pub use homes::DISK_BLOCK_BYTES;
 use layout::ActivationSlab;
-use parameters::Set;
+use parameters::{Set, SetSlabs};
 use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
+use slab::Slab;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use storm_graph::{
@@ -326,6 +327,16 @@ impl<'a> Lowering<'a> {
             let streams = decided.states_pinned < stage.repeat && !set.kinds().is_empty();
             streams || (adds && decided.gradients.pinned < stage.repeat)
         })
+    }
+
+    /// The gradients of a stage's block as host memory has them. Between the groups of a lane they are sums so far of all pieces.
+    /// If a lane is one group, only what a complete lane leaves there is needed.
+    fn gradients_on_host<'s>(&self, decisions: &Decisions, slabs: &'s SetSlabs) -> &'s Slab {
+        let groups: usize = decisions.groups.iter().map(|group| group.times).sum();
+        match groups > 1 {
+            true => &slabs.gradients,
+            false => &slabs.complete_gradients,
+        }
     }
 
     /// Whether any optimizer state is on disk.

@@ -56,7 +56,7 @@ impl Emit<'_> {
                         let ends = Ends {
                             kind: TensorKind::Gradients,
                             device: start,
-                            host: host + run.offset,
+                            host: host + self.gradient_on_host(stage, run),
                         };
                         let pieces = &self.values.gradients[user];
                         let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));

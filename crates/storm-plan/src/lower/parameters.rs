@@ -54,6 +54,8 @@ pub(crate) struct SetSlabs {
     pub(crate) weights: Slab,
     /// One entry per gradient.
     pub(crate) gradients: Slab,
+    /// The same without what other ranks own: all that is needed of them when a lane is complete.
+    pub(crate) complete_gradients: Slab,
     /// Sums of lanes in f32, one entry per trainable parameter, of the pieces that the rank owns; empty if a step has one lane.
     pub(crate) sums: Slab,
     /// One slab per kind of state would scatter them: kinds one after another, in each one entry per
@@ -175,10 +177,11 @@ impl Set {
         for gradient in &self.gradients {
             push(&mut slabs.gradients, &gradient.shape, gradient.dtype);
         }
+        let trainable = self.trainable().count();
+        slabs.complete_gradients =
+            slabs.gradients.with_some(|t, piece| t >= trainable || shards.is_own(stage, t, piece));
         let sums = lanes > 1 || shards.place.is_shared();
-        for (t, gradient) in
-            self.gradients.iter().take(self.trainable().count()).enumerate().filter(|_| sums)
-        {
+        for (t, gradient) in self.gradients.iter().take(trainable).enumerate().filter(|_| sums) {
             let size = DType::F32.size_bytes();
             let is_own = |piece| shards.is_own(stage, t, piece);
             let bytes = gradient.shape.elements() * size;

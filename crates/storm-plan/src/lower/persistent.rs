@@ -18,10 +18,13 @@ fn on_host(offset: usize) -> Place {
     Place { tier: Tier::HOST, offset }
 }
 
+/// Some bytes behind a place.
+fn behind(place: Place, offset: usize) -> Place {
+    Place { offset: place.offset + offset, ..place }
+}
+
 /// A tensor of a block, wherever it is kept.
-fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> Lasting {
-    let places =
-        starts.iter().map(|place| Place { offset: place.offset + offset, ..*place }).collect();
+fn lasting(tensor: Tensor, pieces: Pieces, places: Vec<Place>) -> Lasting {
     let pieces = (0..pieces.count as usize).map(|index| pieces.piece(index)).collect();
     Lasting { tensor, pieces, places, parts: Vec::new(), shard: None }
 }
@@ -75,7 +78,7 @@ impl Emit<'_> {
                 host.map(on_host).into_iter().chain(device.map(on_device)).collect();
             let parts = parts.remove(&position).unwrap_or_default();
             let pieces = self.values.weights[number][position];
-            all.push(Lasting { parts, ..lasting(tensor, pieces, &places, 0) });
+            all.push(Lasting { parts, ..lasting(tensor, pieces, places) });
         }
 
         for (position, statistic) in set.changing.iter().enumerate() {
@@ -91,10 +94,11 @@ impl Emit<'_> {
 
         let mut gradients = Vec::new();
         if self.gradients_leave(number, true) {
-            gradients.push(on_host(self.layout.gradients[stage].host(index)));
+            let slab = self.lowering.gradients_on_host(self.decisions, slabs);
+            gradients.push((on_host(self.layout.gradients[stage].host(index)), slab));
         }
         if self.is_there(Class::Gradients, number) {
-            gradients.push(on_device(self.place(Class::Gradients, number)));
+            gradients.push((on_device(self.place(Class::Gradients, number)), &slabs.gradients));
         }
         let states = &self.layout.states[stage];
         let is_pinned = states.streaming.is_pinned(index);
@@ -112,9 +116,8 @@ impl Emit<'_> {
                     class: TensorClass::Gradient,
                 };
                 let whole = Whole { tensor, pieces: self.values.gradients[number][t], shape };
-                let slab = (&slabs.gradients, t);
                 let size = |elements: usize| elements * set.gradients[t].dtype.size_bytes();
-                self.declare((stage, t), whole, &gradients, slab, size, (all, sharded));
+                self.declare((stage, t), whole, (&gradients, t), size, (all, sharded));
             }
             for (kind, name) in set.kinds().iter().enumerate() {
                 let Some(State { format, .. }) = parameter.state_of(name) else { continue };
@@ -132,9 +135,9 @@ impl Emit<'_> {
                         false => on_host(self.state_home(number).host),
                     };
                     let whole = Whole { tensor, pieces: self.values.states[number][entry], shape };
-                    let slab = (&slabs.states, entry);
                     let size = |elements: usize| format.size_bytes(elements);
-                    self.declare((stage, t), whole, &[start], slab, size, (all, sharded));
+                    let places = (&[(start, &slabs.states)][..], entry);
+                    self.declare((stage, t), whole, places, size, (all, sharded));
                     continue;
                 }
                 let offset = slabs.states.entries[entry].offset;
@@ -147,26 +150,27 @@ impl Emit<'_> {
                 let pieces = self.values.states[number][entry];
                 let places: Vec<Place> = place.into_iter().collect();
                 let parts = parts.remove(&entry).unwrap_or_default();
-                all.push(Lasting { parts, ..lasting(tensor, pieces, &places, 0) });
+                all.push(Lasting { parts, ..lasting(tensor, pieces, places) });
             }
         }
     }
 
-    /// Declares a tensor of a block that lies in a slab at each of these places. If ranks share it, each piece that this one
+    /// Declares a tensor of a block: an entry of the slabs at these places. If ranks share it, each piece that this one
     /// owns is a tensor of its own.
     fn declare(
         &self,
         (stage, t): (usize, usize),
         whole: Whole<'_>,
-        starts: &[Place],
-        (slab, entry): (&Slab, usize),
+        (slabs, entry): (&[(Place, &Slab)], usize),
         size: impl Fn(usize) -> usize,
         (all, sharded): (&mut Vec<Lasting>, &mut Vec<Sharded>),
     ) {
         let Whole { tensor, pieces, shape } = whole;
         let shards = &self.layout.cut.shards;
         if !shards.place.is_shared() {
-            all.push(lasting(tensor, pieces, starts, slab.entries[entry].offset));
+            let place = |(start, slab): &(Place, &Slab)| behind(*start, slab.entries[entry].offset);
+            let places = slabs.iter().map(place).collect();
+            all.push(lasting(tensor, pieces, places));
             return;
         }
         let mut parts = Vec::new();
@@ -190,8 +194,10 @@ impl Emit<'_> {
             };
             let value = Pieces { first: pieces.piece(piece), count: 1 };
             let shard = Shard { tensor: tensor.name.clone(), first_byte: size(first) };
-            let offset = slab.piece_offset(entry, piece);
-            all.push(Lasting { shard: Some(shard), ..lasting(part, value, starts, offset) });
+            let place =
+                |(start, slab): &(Place, &Slab)| behind(*start, slab.piece_offset(entry, piece));
+            let places = slabs.iter().map(place).collect();
+            all.push(Lasting { shard: Some(shard), ..lasting(part, value, places) });
         }
         sharded.push(Sharded { tensor, parts });
     }

@@ -147,6 +147,7 @@ impl Lowering<'_> {
                 for (own, other) in [
                     (&mut slabs.states, &others.slabs.states),
                     (&mut slabs.sums, &others.slabs.sums),
+                    (&mut slabs.complete_gradients, &others.slabs.complete_gradients),
                 ] {
                     own.size_bytes = own.size_bytes.max(other.size_bytes);
                 }

@@ -63,6 +63,17 @@ impl Slab {
         self.size_bytes += aligned(size_bytes);
     }
 
+    /// The same tensors with some of their pieces: the others are empty. Pieces in a row stay in a row.
+    pub(crate) fn with_some(&self, is_there: impl Fn(usize, usize) -> bool) -> Slab {
+        let mut slab = Slab::default();
+        for (e, entry) in self.entries.iter().enumerate() {
+            let pieces = entry.pieces.iter().enumerate();
+            let bytes = |(p, &bytes): (usize, &usize)| if is_there(e, p) { bytes } else { 0 };
+            slab.push_pieces(pieces.map(bytes).collect());
+        }
+        slab
+    }
+
     /// Copies that move the given entries: pieces are taken together up to the size limit.
     pub(crate) fn runs(&self, entries: std::ops::Range<usize>) -> Vec<CopyRun> {
         let pieces = entries.flat_map(|e| (0..self.entries[e].pieces.len()).map(move |p| (e, p)));

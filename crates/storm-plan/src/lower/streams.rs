@@ -14,8 +14,8 @@ pub(super) fn all_runs(slab: &Slab) -> Vec<CopyRun> {
 pub(super) enum Gradients {
     /// Those of its own parameters that the rank owns: all that are persistent.
     Own,
-    /// Those, and its parts of the gradients of tied parameters: all that are needed after the last lane.
-    Final,
+    /// Those, and its parts of the gradients of tied parameters: all that are needed when a lane is complete.
+    Complete,
     /// All.
     All,
 }
@@ -39,9 +39,17 @@ impl Emit<'_> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let host = match class {
             Class::Weights => self.weights_on_host(block, run),
-            Class::Gradients => self.layout.gradients[stage].host(index) + run.offset,
+            Class::Gradients => {
+                self.layout.gradients[stage].host(index) + self.gradient_on_host(stage, run)
+            }
         };
         Ends { kind: class.kind(), device: self.place(class, block) + run.offset, host }
+    }
+
+    /// Where a run of a block's gradients is in host memory, relative to the block's place there.
+    pub(super) fn gradient_on_host(&self, stage: usize, run: &CopyRun) -> usize {
+        let slab = self.lowering.gradients_on_host(self.decisions, &self.layout.cut.stages[stage]);
+        run.pieces.first().map_or(0, |&(entry, piece, _)| slab.piece_offset(entry, piece))
     }
 
     /// Fetches parts of a block's weights or gradients from host memory, after that many kernels.
@@ -206,7 +214,7 @@ impl Emit<'_> {
         let (slab, shards) = (self.slab(Class::Gradients, stage), &self.layout.cut.shards);
         let trainable = set.trainable().count();
         let entries = match which {
-            Gradients::All | Gradients::Final => set.gradients.len(),
+            Gradients::All | Gradients::Complete => set.gradients.len(),
             Gradients::Own => trainable,
         };
         let pieces = |t: usize| (0..slab.entries[t].pieces.len()).map(move |piece| (t, piece));
