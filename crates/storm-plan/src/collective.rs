@@ -100,27 +100,31 @@ impl Collective {
         self.pieces.iter().flat_map(|piece| &piece.received)
     }
 
-    /// Bytes that the busiest rank sends or receives. In a gather, what an owner sends reaches the others one by one or is passed
-    /// on by them, so every rank sends as much as it receives.
+    /// Bytes that the busiest rank sends or receives.
     pub fn busiest_bytes(&self, plan: &Plan) -> usize {
-        let RankPlace { ranks, .. } = plan.rank;
-        let mut owned = vec![0usize; ranks as usize];
+        busiest_bytes(self.kind, &self.owned_bytes(plan))
+    }
+
+    /// By rank: bytes of the pieces that it owns.
+    pub(crate) fn owned_bytes(&self, plan: &Plan) -> Vec<usize> {
+        let mut owned = vec![0; plan.rank.ranks as usize];
         for piece in &self.pieces {
             owned[piece.owner as usize] += piece.size_bytes(plan);
         }
-        let total: usize = owned.iter().sum();
-        let least = owned.iter().copied().min().unwrap_or(0);
-        let most = owned.iter().copied().max().unwrap_or(0);
-        match self.kind {
-            // What it has of others' pieces, or what the others have of its own.
-            CollectiveKind::Exchange => (total - least).max(most * (ranks as usize - 1)),
-            CollectiveKind::Gather => total - least,
-        }
+        owned
     }
+}
 
-    /// Bytes of all pieces.
-    pub fn total_bytes(&self, plan: &Plan) -> usize {
-        self.pieces.iter().map(|piece| piece.size_bytes(plan)).sum()
+/// Bytes that the busiest rank sends or receives, given those of each rank's pieces. In a gather, what an owner sends reaches the
+/// others one by one or is passed on by them, so every rank sends as much as it receives.
+pub(crate) fn busiest_bytes(kind: CollectiveKind, owned: &[usize]) -> usize {
+    let total: usize = owned.iter().sum();
+    let least = owned.iter().copied().min().unwrap_or(0);
+    let most = owned.iter().copied().max().unwrap_or(0);
+    match kind {
+        // What it has of others' pieces, or what the others have of its own.
+        CollectiveKind::Exchange => (total - least).max(most * owned.len().saturating_sub(1)),
+        CollectiveKind::Gather => total - least,
     }
 }
 

@@ -1,9 +1,9 @@
 //! A quick estimate of a plan's step time, to decide which plans are worth building: each pass takes
-//! as long as its busiest queue, of compute and the two copy queues.
+//! as long as its busiest queue, of compute, the two copy queues, and that between ranks.
 
 use crate::choice::{ActivationChoice, Choice, Saving, StageChoice};
 use crate::decisions::RingMemory;
-use crate::lower::{Lowering, Sizes};
+use crate::lower::{Communication, Lowering, Sizes};
 use crate::queue::Link;
 use crate::{Storage, Streaming, UpdateTime};
 
@@ -15,6 +15,7 @@ pub(crate) struct Estimator<'a> {
     lowering: &'a Lowering<'a>,
     savings: &'a [Vec<Saving>],
     stages: Vec<Times>,
+    ranks: Communication,
 }
 
 /// One block of a stage, in one micro-batch.
@@ -74,7 +75,7 @@ impl<'a> Estimator<'a> {
                 passes: if is_reached && stage != last { 2.0 } else { 1.0 },
             });
         }
-        Estimator { lowering, savings, stages }
+        Estimator { lowering, savings, stages, ranks: lowering.communication() }
     }
 
     /// A lower bound for every plan of this choice: the busiest queue without a pause.
@@ -96,6 +97,7 @@ impl<'a> Estimator<'a> {
         compute
             .max(groups * weights_in / profile.link(Link::HOST_TO_DEVICE).bandwidth)
             .max(groups * gradients_out / profile.link(Link::DEVICE_TO_HOST).bandwidth)
+            .max(self.ranks.busy_seconds(lanes))
     }
 
     /// Lanes of a step, each of which begins with the first group, and how many groups of a step follow these.
@@ -267,6 +269,23 @@ impl<'a> Estimator<'a> {
             + first_forward
             + (lanes - 1.0) * later_lane
             + self.exposed_seconds(choice, after_first + lanes - 1.0, &traffic)
+            + self.waiting_for_ranks(
+                choice,
+                &first,
+                if after_first > 0.0 { &usual } else { &first },
+            )
+    }
+
+    /// What the queue between ranks takes beyond the kernels beside it. Exchanges run beside the backward pass of the group
+    /// that ends a lane, except for the last of them, and gathers beside the next forward pass if updates are deferred.
+    fn waiting_for_ranks(&self, choice: &Choice, first: &GroupTimes, ending: &GroupTimes) -> f64 {
+        let Communication { exchange, last_exchange, gather, squares } = self.ranks;
+        let exchanges = last_exchange + (exchange - last_exchange - ending.backward).max(0.0);
+        let gathers = match choice.update {
+            UpdateTime::NextStep => (gather - first.forward).max(0.0),
+            UpdateTime::EndOfStep | UpdateTime::InBackward => gather,
+        };
+        self.lowering.task.lanes as f64 * exchanges + gathers + squares
     }
 
     /// Seconds of a group that applies no update and starts no gradients.

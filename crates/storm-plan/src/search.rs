@@ -60,6 +60,10 @@ const FINAL: usize = 6;
 /// And at most this much slower than the fastest of them.
 const CLOSE: f64 = 0.01;
 
+/// Gathers of weights that take less than this share of a step are not worth a deferred update, which has to be applied before each
+/// evaluation and each checkpoint.
+const GATHERS_COUNT: f64 = 0.001;
+
 /// How many are sketched at a time; those that cannot beat the best so far are skipped.
 const AT_A_TIME: usize = 8;
 
@@ -169,6 +173,8 @@ pub(crate) struct Search<'a> {
     forced: &'a Forced,
     /// Whether the user forces anything that a choice decides.
     forces: bool,
+    /// Whether updates may be deferred for what other ranks send alone.
+    defers_gathers: bool,
     /// Bytes that choices take; none for contradictory ones.
     measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
@@ -203,6 +209,7 @@ impl<'a> Search<'a> {
             disk,
             forced,
             forces,
+            defers_gathers: gathers_count(lowering),
             measured: RwLock::default(),
         }
     }
@@ -230,7 +237,10 @@ impl<'a> Search<'a> {
         if progress.best.is_none() {
             self.consider(std::slice::from_ref(smallest), &mut progress);
         }
-        if progress.best.as_ref().is_some_and(|(best, _)| self.does_the_least(best)) {
+        let least = progress.best.as_ref().map(|(best, _)| best);
+        if let Some(least) = least.filter(|best| self.does_the_least(best)).cloned() {
+            // Only when it updates is left to choose.
+            self.consider(&self.with_other_updates(&least), &mut progress);
             return self.found(progress);
         }
         let mut starts = std::mem::take(&mut progress.starts);
@@ -257,7 +267,7 @@ impl<'a> Search<'a> {
         self.found(progress)
     }
 
-    /// Whether nothing is copied and nothing recomputed, so no plan is faster.
+    /// Whether nothing is copied and nothing recomputed: plans differ in the time of their updates at most.
     fn does_the_least(&self, choice: &Choice) -> bool {
         self.stages().zip(&choice.stages).all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
@@ -558,21 +568,43 @@ impl<'a> Search<'a> {
         0..self.task().program().stages().len()
     }
 
-    /// Defers updates to the next step if anything that they need is streamed.
-    fn set_update(&self, choice: &mut Choice) {
-        let is_resident = |(stage, chosen): (usize, &StageChoice)| {
+    /// Whether nothing that updates need is streamed.
+    fn updates_in_place(&self, choice: &Choice) -> bool {
+        choice.stages.iter().enumerate().all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
             chosen.weights.pinned == blocks
                 && chosen.gradients.pinned == blocks
                 && chosen.states == blocks
-        };
-        choice.update = match choice.stages.iter().enumerate().all(is_resident) {
-            true => UpdateTime::EndOfStep,
-            false => UpdateTime::NextStep,
+        })
+    }
+
+    /// Defers updates to the next step if anything that they need is streamed. If they are in place, it is a choice only where
+    /// other ranks send what they update: then the next forward pass may hide that.
+    fn set_update(&self, choice: &mut Choice) {
+        choice.update = match (self.updates_in_place(choice), self.defers_gathers) {
+            (true, false) => UpdateTime::EndOfStep,
+            (true, true) => choice.update,
+            (false, _) => UpdateTime::NextStep,
         };
         if let Some(update) = self.forced.update {
             choice.update = update;
         }
+    }
+
+    /// The same choice with other times of its updates, where these are to choose.
+    fn with_other_updates(&self, choice: &Choice) -> Vec<Choice> {
+        if !self.defers_gathers || !self.updates_in_place(choice) {
+            return Vec::new();
+        }
+        let mut others = Vec::new();
+        for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
+            let mut other = Choice { update, ..choice.clone() };
+            self.set_update(&mut other);
+            if other != *choice {
+                others.push(other);
+            }
+        }
+        others
     }
 
     /// Whether a choice respects the user's requests.
@@ -636,6 +668,16 @@ impl<'a> Search<'a> {
         let normalized = choices.into_iter().map(|choice| choice.normalized(&repeats));
         normalized.filter(|choice| seen.insert(choice.clone())).collect()
     }
+}
+
+/// Whether gathers of weights take enough of a step to choose when they run. Its kernels take about three forward passes.
+fn gathers_count(lowering: &Lowering<'_>) -> bool {
+    let stages = lowering.task.program().stages().iter().enumerate();
+    let forward: f64 = stages
+        .map(|(stage, s)| s.repeat as f64 * lowering.forward_variant(stage).forward.seconds)
+        .sum();
+    let kernels = 3.0 * lowering.task.micro_batches as f64 * forward;
+    lowering.communication().gather > GATHERS_COUNT * kernels
 }
 
 /// Fastest estimate first.

@@ -83,6 +83,7 @@ impl RankArgs {
         let machines =
             machines.map(|(ranks, bandwidth)| MachineLink { ranks, bandwidth: bandwidth as f64 });
         Ok(Some(RankLink {
+            ranks: self.count(),
             bandwidth: bandwidth as f64,
             latency_seconds: latency / 1e6,
             share: percent / 100.0,

@@ -137,29 +137,20 @@ impl Emit<'_> {
         }
     }
 
-    /// Squares of a piece.
     fn square_graph(&mut self, dtype: DType, elements: usize) -> GraphId {
         if let Some(&id) = self.square_graphs.get(&(dtype, elements)) {
             return id;
         }
-        let mut graph = Graph::new();
-        let x = graph.source("piece", [elements], dtype, TensorClass::Gradient);
-        graph.apply("squares", Op::SumOfSquares { x }).expect("a gradient is of floats");
-        let id = self.push_graph(graph);
+        let id = self.push_graph(square_graph(dtype, elements));
         self.square_graphs.insert((dtype, elements), id);
         id
     }
 
-    /// The sum of this many partial sums.
     fn partial_graph(&mut self, count: usize) -> GraphId {
         if let Some(&id) = self.partial_graphs.get(&count) {
             return id;
         }
-        let mut graph = Graph::new();
-        let shape = Shape::from([count]);
-        let partials = graph.source("partials", shape, DType::F32, TensorClass::Activation);
-        graph.apply("sum", Op::SumOfPartials { partials }).expect("they are f32");
-        let id = self.push_graph(graph);
+        let id = self.push_graph(partial_graph(count));
         self.partial_graphs.insert(count, id);
         id
     }
@@ -169,6 +160,23 @@ impl Emit<'_> {
         self.plan.graphs.push(Arc::new(graph));
         id
     }
+}
+
+/// Squares of a piece.
+pub(super) fn square_graph(dtype: DType, elements: usize) -> Graph {
+    let mut graph = Graph::new();
+    let x = graph.source("piece", [elements], dtype, TensorClass::Gradient);
+    graph.apply("squares", Op::SumOfSquares { x }).expect("a gradient is of floats");
+    graph
+}
+
+/// The sum of this many partial sums.
+pub(super) fn partial_graph(count: usize) -> Graph {
+    let mut graph = Graph::new();
+    let shape = Shape::from([count]);
+    let partials = graph.source("partials", shape, DType::F32, TensorClass::Activation);
+    graph.apply("sum", Op::SumOfPartials { partials }).expect("they are f32");
+    graph
 }
 
 /// One value where it lies.

@@ -6,6 +6,7 @@
 mod activations;
 mod bind;
 mod blocks;
+mod communication;
 mod disk;
 mod emit;
 mod exchange;
@@ -34,6 +35,7 @@ use crate::{
     SavedUnit, Storage, Task, UpdateTime,
 };
 use blocks::Blocks;
+pub(crate) use communication::Communication;
 pub use homes::DISK_BLOCK_BYTES;
 use layout::ActivationSlab;
 use parameters::{Set, SetSlabs};

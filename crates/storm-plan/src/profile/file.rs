@@ -3,7 +3,7 @@
 
 use super::{
     AttentionPoint, DiskProfile, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile,
-    ProfileError,
+    ProfileError, RankLink,
 };
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,8 @@ pub(super) struct ProfileFile {
     links: Vec<LinkProfile>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     disk: Option<DiskProfile>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ranks: Option<RankLink>,
 }
 
 fn joins_host_and_device(link: &LinkProfile) -> bool {
@@ -87,12 +89,14 @@ impl ProfileFile {
             elementwise: profile.elementwise,
             links,
             disk: profile.disk,
+            ranks: profile.ranks,
         }
     }
 
     /// The profile, if all of its numbers are valid.
     pub(super) fn into_profile(self) -> Result<HardwareProfile, ProfileError> {
         self.check_numbers()?;
+        self.ranks.iter().try_for_each(RankLink::check)?;
         let host = LinkProfile {
             near: Tier::DEVICE,
             far: Tier::HOST,
@@ -131,7 +135,7 @@ impl ProfileFile {
             attention: self.attention,
             elementwise: self.elementwise,
             disk: self.disk,
-            ranks: None,
+            ranks: self.ranks,
         })
     }
 
@@ -186,6 +190,7 @@ impl ProfileFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::MachineLink;
     use crate::queue::Link;
 
     fn with_a_third_tier() -> HardwareProfile {
@@ -223,6 +228,35 @@ mod tests {
         assert_eq!(HardwareProfile::from_json(&text).unwrap(), profile);
         let error = HardwareProfile::from_json(&text.replace("200000.0", "-1.0")).unwrap_err();
         assert!(error.to_string().contains("disk.random_reads_per_second"), "{error}");
+    }
+
+    /// Files from before links between ranks were measured have none.
+    #[test]
+    fn a_link_between_ranks_survives_a_file_and_may_be_missing() {
+        let mut profile = HardwareProfile::builtin("reference").unwrap();
+        assert!(!profile.to_json().contains("\"ranks\""));
+        let machines = Some(MachineLink { ranks: 4, bandwidth: 3e9 });
+        let link =
+            RankLink { ranks: 8, bandwidth: 7e9, latency_seconds: 2e-5, share: 0.25, machines };
+        profile.ranks = Some(link);
+        assert_eq!(HardwareProfile::from_json(&profile.to_json()).unwrap(), profile);
+        let refused = |change: &dyn Fn(&mut RankLink), field: &str| {
+            let mut bad = link;
+            change(&mut bad);
+            let text = HardwareProfile { ranks: Some(bad), ..profile.clone() }.to_json();
+            let error = HardwareProfile::from_json(&text).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        };
+        refused(&|link| link.bandwidth = 0.0, "ranks.bandwidth");
+        refused(&|link| link.latency_seconds = -1.0, "ranks.latency_seconds");
+        refused(&|link| link.share = 1.0, "ranks.share");
+        refused(&|link| link.ranks = 1, "ranks.ranks");
+        refused(
+            &|link| link.machines = Some(MachineLink { ranks: 0, bandwidth: 1.0 }),
+            "machines.ranks",
+        );
+        let still = Some(MachineLink { ranks: 4, bandwidth: -1.0 });
+        refused(&|link| link.machines = still, "machines.bandwidth");
     }
 
     /// Files of machines with two tiers have no list of links.

@@ -1,24 +1,30 @@
 //! What connects the ranks of a step.
 
-use super::HardwareProfile;
-use crate::collective::{Collective, CollectiveKind};
-use crate::plan::Plan;
+use super::{HardwareProfile, ProfileError};
+use crate::collective::{CollectiveKind, busiest_bytes};
+use serde::{Deserialize, Serialize};
 
 /// The connection of a rank to the others. Sending and receiving happen at once.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RankLink {
+    /// Between how many ranks the figures were measured, or are meant for.
+    pub ranks: u32,
     /// Bytes per second that a rank sends, and as many that it receives, while all do.
     pub bandwidth: f64,
     /// Of each collective.
     pub latency_seconds: f64,
     /// The share of the multiprocessors that collectives take from kernels while they run, 0 to less than 1.
+    #[serde(default)]
     pub share: f64,
     /// How ranks are spread over machines; none if one machine has all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machines: Option<MachineLink>,
 }
 
 /// The network between machines, each of which has as many ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MachineLink {
     /// How many ranks a machine has.
     pub ranks: u32,
@@ -26,17 +32,56 @@ pub struct MachineLink {
     pub bandwidth: f64,
 }
 
+impl RankLink {
+    /// How much longer kernels take because collectives have some of the multiprocessors, if both take this long alone. How much
+    /// of their time overlaps is not known before a simulation, so its upper bound is used: all of it.
+    pub(crate) fn slowdown(&self, computing_seconds: f64, moving_seconds: f64) -> f64 {
+        let beside = moving_seconds.min(computing_seconds);
+        match self.share > 0.0 && beside > 0.0 {
+            true => 1.0 + self.share / (1.0 - self.share) * beside / computing_seconds,
+            false => 1.0,
+        }
+    }
+
+    /// Refuses figures that no link has.
+    pub(super) fn check(&self) -> Result<(), ProfileError> {
+        let refuse = |field, value| Err(ProfileError::Number { field, value });
+        let is_rate = |value: f64| value > 0.0 && value.is_finite();
+        if !is_rate(self.bandwidth) {
+            return refuse("ranks.bandwidth", self.bandwidth);
+        }
+        if !(self.latency_seconds >= 0.0 && self.latency_seconds.is_finite()) {
+            return refuse("ranks.latency_seconds", self.latency_seconds);
+        }
+        if !(0.0..1.0).contains(&self.share) {
+            return refuse("ranks.share", self.share);
+        }
+        if self.ranks < 2 {
+            return refuse("ranks.ranks", f64::from(self.ranks));
+        }
+        let Some(machines) = &self.machines else { return Ok(()) };
+        if machines.ranks == 0 {
+            return refuse("ranks.machines.ranks", 0.0);
+        }
+        match is_rate(machines.bandwidth) {
+            true => Ok(()),
+            false => refuse("ranks.machines.bandwidth", machines.bandwidth),
+        }
+    }
+}
+
 impl HardwareProfile {
-    /// How long a collective takes: as long as on the slowest rank.
-    pub(crate) fn collective_seconds(&self, plan: &Plan, collective: &Collective) -> f64 {
+    /// How long a collective takes: as long as on the slowest rank. `owned` has the bytes of each rank's pieces.
+    pub(crate) fn collective_seconds(&self, kind: CollectiveKind, owned: &[usize]) -> f64 {
         let Some(link) = &self.ranks else { return 0.0 };
-        let inside = collective.busiest_bytes(plan) as f64 / link.bandwidth;
-        let between = link.machines.filter(|machine| machine.ranks < plan.rank.ranks);
+        let inside = busiest_bytes(kind, owned) as f64 / link.bandwidth;
+        let ranks = owned.len() as f64;
+        let between = link.machines.filter(|machine| f64::from(machine.ranks) < ranks);
         let between = between.map_or(0.0, |machine| {
-            let (of_machine, ranks) = (f64::from(machine.ranks), f64::from(plan.rank.ranks));
-            let total = collective.total_bytes(plan) as f64;
+            let of_machine = f64::from(machine.ranks);
+            let total = owned.iter().sum::<usize>() as f64;
             let share = of_machine / ranks;
-            let bytes = match collective.kind {
+            let bytes = match kind {
                 // Each rank of a machine sends what ranks of others own: their owners add it up in order, so nothing is added before.
                 CollectiveKind::Exchange => of_machine * total * (1.0 - share),
                 // What others own enters a machine once.
@@ -51,8 +96,8 @@ impl HardwareProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Moved, RankPlace};
-    use crate::plan::{Operand, Value, ValueId};
+    use crate::collective::{Collective, Moved, RankPlace};
+    use crate::plan::{Operand, Plan, Value, ValueId};
     use crate::{TensorKind, simulate};
     use storm_graph::TensorClass;
 
@@ -72,10 +117,11 @@ mod tests {
 
     fn seconds(kind: CollectiveKind, owners: [u32; 4], machines: Option<MachineLink>) -> f64 {
         let (plan, collective) = of_owners(kind, owners);
-        let link = RankLink { bandwidth: 100.0, latency_seconds: 0.5, share: 0.0, machines };
+        let link =
+            RankLink { ranks: 4, bandwidth: 100.0, latency_seconds: 0.5, share: 0.0, machines };
         let reference = HardwareProfile::builtin("reference").unwrap();
         let profile = HardwareProfile { ranks: Some(link), ..reference };
-        profile.collective_seconds(&plan, &collective)
+        profile.collective_seconds(kind, &collective.owned_bytes(&plan))
     }
 
     #[test]
@@ -102,7 +148,8 @@ mod tests {
     fn an_unknown_link_takes_no_time() {
         let (plan, collective) = of_owners(CollectiveKind::Gather, [0, 1, 2, 3]);
         let profile = HardwareProfile::builtin("reference").unwrap();
-        assert_eq!(profile.collective_seconds(&plan, &collective), 0.0);
+        let owned = collective.owned_bytes(&plan);
+        assert_eq!(profile.collective_seconds(collective.kind, &owned), 0.0);
         assert_eq!(simulate(&plan, &profile).step_seconds, 0.0);
     }
 }

@@ -107,9 +107,12 @@ impl Search<'_> {
                 disk: self.disk,
             };
             self.set_update(&mut base);
-            // Forced decisions make some of them equal.
-            if !bases.contains(&base) {
-                bases.push(base);
+            let others = self.with_other_updates(&base);
+            for base in std::iter::once(base).chain(others) {
+                // Forced decisions make some of them equal.
+                if !bases.contains(&base) {
+                    bases.push(base);
+                }
             }
         }
         bases

@@ -62,6 +62,7 @@ impl Search<'_> {
         for choice in &mut near {
             self.set_update(choice);
         }
+        near.extend(self.with_other_updates(center));
         near.retain(|choice| self.obeys(choice));
         near = self.different(near);
         near.retain(|choice| choice != center);

@@ -24,7 +24,9 @@ pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
             *known[graph][node]
                 .get_or_insert_with(|| node_seconds(profile, &plan.graphs[graph], node))
         }
-        Work::Collective(collective) => profile.collective_seconds(plan, collective),
+        Work::Collective(collective) => {
+            profile.collective_seconds(collective.kind, &collective.owned_bytes(plan))
+        }
         Work::Copy(copy) => {
             let (link, queue) = (copy.link(), plan.queue(InstructionId(index as u32)));
             let latency = profile.link(link).latency_seconds;
@@ -39,17 +41,11 @@ pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
     seconds
 }
 
-/// Collectives take multiprocessors from the kernels beside them. How much of their time that is is not known before the
-/// simulation, so its upper bound is used: all of it.
+/// Collectives take multiprocessors from the kernels beside them.
 fn slow_kernels(plan: &Plan, profile: &HardwareProfile, seconds: &mut [f64]) {
     let (Some(link), Some(queue)) = (&profile.ranks, plan.links.rank_queue()) else { return };
     let busy = busy_seconds(plan, seconds);
-    let beside = busy[queue].min(busy[Queue::COMPUTE]);
-    if link.share <= 0.0 || beside <= 0.0 {
-        return;
-    }
-    let lost = link.share / (1.0 - link.share);
-    let factor = 1.0 + lost * beside / busy[Queue::COMPUTE];
+    let factor = link.slowdown(busy[Queue::COMPUTE], busy[queue]);
     for (index, seconds) in seconds.iter_mut().enumerate() {
         if plan.queue(InstructionId(index as u32)) == Queue::COMPUTE {
             *seconds *= factor;

@@ -16,6 +16,7 @@ mod mutants;
 mod overlap;
 mod policies;
 mod random;
+mod ranks;
 mod refined;
 #[path = "../../../storm-plan/tests/support/mod.rs"]
 mod support;

@@ -22,9 +22,11 @@ pub(super) enum Lane {
     Out,
     ReadDisk,
     WriteDisk,
+    /// Collectives. Their seconds are all they take.
+    Ranks,
 }
 
-const LANES: usize = 5;
+const LANES: usize = 6;
 
 /// What an item does with cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +148,11 @@ impl Segment {
         }
     }
 
+    /// Seconds of all kernels, in all runs.
+    fn computing_seconds(&self) -> f64 {
+        self.times as f64 * self.computes.iter().map(|item| item.seconds).sum::<f64>()
+    }
+
     /// Seconds of copies over each lane, in all runs.
     fn moving_seconds(&self, lane: Lane) -> f64 {
         let copies = self.copies.iter().filter(|(_, item)| item.lane == lane);
@@ -205,6 +212,11 @@ pub(super) fn step_seconds(
             }
         }
     }
+    if let Some(link) = &profile.ranks {
+        let computing = segments.iter().map(Segment::computing_seconds).sum::<f64>();
+        let moving = segments.iter().map(|segment| segment.moving_seconds(Lane::Ranks)).sum();
+        rates.slowdown[Lane::Compute as usize] = link.slowdown(computing, moving);
+    }
     now.restart(cells as usize);
     let mut followed = 0;
     for segment in segments {
@@ -257,7 +269,7 @@ fn run(segment: &Segment, rates: &Rates, now: &mut Moments) {
         now.host += rates.launch * f64::from(item.kernels);
         let seconds = rates.latency[lane] + item.seconds * rates.slowdown[lane];
         // The last of several kernels cannot start before it is issued.
-        let last = item.seconds / f64::from(item.kernels.max(1));
+        let last = item.seconds * rates.slowdown[lane] / f64::from(item.kernels.max(1));
         let end = (start + seconds).max(now.host + last);
         for touch in touches {
             let cells = cells(touch);

@@ -1,8 +1,10 @@
 //! What sketches of a task share: copies of weights, gradients and updates as cells and bytes.
 
 use super::super::Lowering;
-use super::super::lanes::lane_graph;
+use super::super::exchange::{partial_graph, square_graph};
+use super::super::lanes::{Lane, lane_graph};
 use super::super::parameters::Set;
+use super::super::shards::partials_bytes;
 use super::super::shared::Cut;
 use super::super::slab::{CopyRun, Slab};
 use super::super::update::UpdateGroup;
@@ -90,13 +92,42 @@ pub(super) struct UpdateCopies {
     /// Including what is not updated, in the first group.
     pub(super) weights_in: Vec<Run>,
     pub(super) weights_out: Vec<Run>,
+    /// Of these, what the rank updates, and what others bring.
+    pub(super) own_weights: Vec<Run>,
+    pub(super) others_weights: Vec<Run>,
     pub(super) gradients: Vec<Run>,
     pub(super) states: Vec<usize>,
     pub(super) kernels: Kernels,
     /// Bytes of the copies of the sums of lanes.
     pub(super) sums: Vec<usize>,
-    /// What adds a lane to them, and what adds the last one.
-    pub(super) sum_kernels: [Kernels; 2],
+    pub(super) sum_kernels: SumKernels,
+    /// Seconds in which other ranks bring what they have updated.
+    pub(super) gather: Option<f64>,
+}
+
+/// What adds the gradients of lanes, those of all ranks one after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SumKernels {
+    /// Begins the sum.
+    first: Kernels,
+    /// Adds to it.
+    later: Kernels,
+    /// Makes it the gradient of the step.
+    round: Kernels,
+}
+
+impl SumKernels {
+    /// Those of a lane.
+    pub(super) fn of(&self, lane: Lane) -> Kernels {
+        let added = if lane.reads_sum() { self.later } else { self.first };
+        match lane.leaves_sum() {
+            true => added,
+            false => Kernels {
+                seconds: added.seconds + self.round.seconds,
+                count: added.count + self.round.count,
+            },
+        }
+    }
 }
 
 /// A part of a tied gradient, which is added to the total piece by piece.
@@ -117,6 +148,12 @@ pub(super) struct StageTable {
     pub(super) frozen: Vec<Run>,
     pub(super) learning: Vec<Run>,
     pub(super) gradients: SlabCells,
+    /// Copies of what a complete lane leaves of them.
+    pub(super) complete: Vec<Run>,
+    /// Cells of the gradients of its own parameters.
+    pub(super) exchanged: Range<u32>,
+    /// Seconds in which these go to their owners; none if one rank makes the step.
+    pub(super) exchange: Option<f64>,
     pub(super) updates: Vec<UpdateCopies>,
     /// Sums of squares of a block's gradients.
     pub(super) squares: Kernels,
@@ -129,6 +166,8 @@ pub(super) struct Tables {
     pub(super) stages: Vec<StageTable>,
     /// Norm and clip scale.
     pub(super) norm: Kernels,
+    /// Seconds of the gather of partial sums of squares before that.
+    pub(super) gather_squares: Option<f64>,
     /// The most copies of state that an update has, at least one.
     pub(super) state_runs: usize,
 }
@@ -149,9 +188,22 @@ impl Tables {
             let others = nodes.filter(|node| !matches!(node.op, Op::SumOfSquares { .. }));
             others.for_each(|node| norm.add(node_seconds(graph, node, lowering.profile)));
         }
+        let gather_squares = lowering.gather_squares_seconds(&cut, piece_elements);
+        if gather_squares.is_some() {
+            for (stage, set) in lowering.sets.iter().enumerate() {
+                let repeat = lowering.task.program().stages()[stage].repeat as u32;
+                for parameter in set.trainable() {
+                    let elements = set.parameters[parameter].tensor.shape.elements();
+                    let graph = partial_graph(partials_bytes(elements) / size_of::<f32>());
+                    let seconds = node_seconds(&graph, &graph.nodes()[0], lowering.profile);
+                    norm.seconds += f64::from(repeat) * seconds;
+                    norm.count += repeat;
+                }
+            }
+        }
         let updates = stages.iter().flat_map(|stage| &stage.updates);
         let state_runs = updates.map(|update| update.states.len()).max().unwrap_or(1).max(1);
-        Tables { stages, norm, state_runs }
+        Tables { stages, norm, gather_squares, state_runs }
     }
 }
 
@@ -177,7 +229,10 @@ fn stage_table(
         }
         let weight_runs =
             |pieces: Vec<(usize, usize)>| weights.of(&slabs.weights.runs_of(pieces.into_iter()));
+        let others = group.pieces.iter().filter(|at| !group.own.contains(at)).copied();
         UpdateCopies {
+            own_weights: weight_runs(of(&group.own)),
+            others_weights: weight_runs(of(&others.collect::<Vec<_>>())),
             weights_in: weight_runs(wanted),
             weights_out: weight_runs(of(&group.pieces)),
             gradients: gradients.of(&slabs.gradients.runs_of(group.own.iter().copied())),
@@ -185,14 +240,34 @@ fn stage_table(
             kernels: update_kernels(lowering, set, &trainable, group, piece_elements),
             sums: group.sums.iter().map(|(run, _)| run.size_bytes).collect(),
             sum_kernels: sum_kernels(lowering, set, group, &slabs.gradients),
+            gather: lowering.gather_seconds(cut, stage, &group.pieces),
         }
     };
     let updates = cut.updates[stage].iter().enumerate().map(update).collect();
-    let squares = squares(lowering, stage);
+    let squares = match lowering.shares_step() {
+        true => own_squares(lowering, cut, stage),
+        false => squares(lowering, stage),
+    };
+    let pieces = |t: usize| (0..slabs.gradients.entries[t].pieces.len()).map(move |p| (t, p));
+    let is_complete = |&(t, p): &(usize, usize)| slabs.complete_gradients.entries[t].pieces[p] > 0;
+    let complete = (0..slabs.gradients.entries.len()).flat_map(pieces).filter(is_complete);
+    let complete = gradients.of(&slabs.gradients.runs_of(complete));
+    let exchanged = trainable.len().checked_sub(1).map_or(0, |t| gradients.entries[t].end);
     let homes = &cut.frozen[stage];
     let frozen: Vec<CopyRun> = homes.on_disk.iter().map(|run| run.copy.clone()).collect();
     let (frozen, learning) = (weights.of(&frozen), weights.of(&homes.learning));
-    StageTable { weights, frozen, learning, gradients, updates, squares, folds: Vec::new() }
+    StageTable {
+        weights,
+        frozen,
+        learning,
+        gradients,
+        complete,
+        exchanged: 0..exchanged,
+        exchange: lowering.exchange_seconds(cut, stage),
+        updates,
+        squares,
+        folds: Vec::new(),
+    }
 }
 
 fn update_kernels(
@@ -220,19 +295,39 @@ fn sum_kernels(
     set: &Set,
     group: &UpdateGroup,
     gradients: &Slab,
-) -> [Kernels; 2] {
-    let [mut usual, mut last] = [Kernels::default(); 2];
-    for &(t, piece, _) in group.sums.iter().flat_map(|(run, _)| &run.pieces) {
+) -> SumKernels {
+    let mut kernels = SumKernels::default();
+    let ranks = lowering.task.rank.ranks;
+    if lowering.task.lanes == 1 && ranks == 1 {
+        return kernels;
+    }
+    for &(t, piece) in &group.own {
         let dtype = set.gradients[t].dtype;
         let elements = gradients.entries[t].pieces[piece] / dtype.size_bytes();
         let graph = lane_graph(dtype, elements);
-        let [_, add, round] = [0, 1, 2]
+        let [begin, add, round] = [0, 1, 2]
             .map(|node: usize| node_seconds(&graph, &graph.nodes()[node], lowering.profile));
-        usual.add(add);
-        last.add(add);
-        last.add(round);
+        kernels.first.add(begin);
+        kernels.later.add(add);
+        for _ in 1..ranks {
+            kernels.first.add(add);
+            kernels.later.add(add);
+        }
+        kernels.round.add(round);
     }
-    [usual, last]
+    kernels
+}
+
+/// Sums of squares of the pieces that the rank owns.
+fn own_squares(lowering: &Lowering<'_>, cut: &Cut, stage: usize) -> Kernels {
+    let mut kernels = Kernels::default();
+    let (set, slab) = (&lowering.sets[stage], &cut.stages[stage].gradients);
+    for &(t, piece) in cut.updates[stage].iter().flat_map(|group| &group.own) {
+        let dtype = set.gradients[t].dtype;
+        let graph = square_graph(dtype, slab.entries[t].pieces[piece] / dtype.size_bytes());
+        kernels.add(node_seconds(&graph, &graph.nodes()[0], lowering.profile));
+    }
+    kernels
 }
 
 fn squares(lowering: &Lowering<'_>, stage: usize) -> Kernels {

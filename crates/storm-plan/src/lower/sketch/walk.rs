@@ -1,5 +1,6 @@
 //! Walks over a step: which items go to which queue, and which cells they touch.
 
+mod collectives;
 mod rings;
 
 use super::parts::{BlockParts, Part, Streams};
@@ -75,6 +76,10 @@ struct Cells {
     host: [Vec<u32>; 2],
     host_saved: u32,
     host_inputs: u32,
+    /// What other ranks sent of a block's gradients, partial sums of squares, and those of all ranks.
+    received: u32,
+    squares: u32,
+    all_squares: u32,
 }
 
 impl Cells {
@@ -90,6 +95,14 @@ struct Group {
     begins_lane: bool,
     ends_lane: Option<Lane>,
     is_first: bool,
+}
+
+/// A block whose gradients were sent to their owners, and not yet added up.
+#[derive(Clone, Copy)]
+struct Exchanged {
+    block: usize,
+    group: Group,
+    lane: Lane,
 }
 
 impl Group {
@@ -114,6 +127,7 @@ struct Walk<'s> {
     activation_turns: Turns,
     input_turns: Turns,
     arriving: [Option<usize>; 2],
+    exchanged: Option<Exchanged>,
     cells: Cells,
     /// Memory of other slots that the next kernels overwrite.
     taken_over: Vec<Touch>,
@@ -143,12 +157,18 @@ impl<'s> Walk<'s> {
             host: [Vec::new(), Vec::new()],
             host_saved: 0,
             host_inputs: 0,
+            received: 0,
+            squares: 0,
+            all_squares: 0,
         };
+        // Kernels wait for collectives even if everything stays on the device.
+        let shares = lowering.shares_step();
         for class in Class::ALL {
             for (stage, places) in class.places(layout).iter().enumerate() {
                 let count = slab_cells(sketch, class, stage).count;
                 for slot in 0..places.streaming.slots() {
-                    let count = if places.streaming.is_pinned(slot) { 0 } else { count };
+                    let has_none = places.streaming.is_pinned(slot) && !shares;
+                    let count = if has_none { 0 } else { count };
                     let first = cells.take(count as usize);
                     cells.slots.push(first..first + count);
                     cells.stages.push((class, stage));
@@ -162,6 +182,7 @@ impl<'s> Walk<'s> {
         cells.state_ring = cells.take(layout.state_ring.slots.max(1) * sketch.tables.state_runs);
         cells.disk_ring = cells.take(layout.disk_ring.slots);
         cells.frozen_ring = cells.take(layout.frozen_ring.slots);
+        [cells.received, cells.squares, cells.all_squares] = [0; 3].map(|_| cells.take(1));
         let on_disk = rings::on_disk(lowering, layout);
         let most = decisions.group_max();
         cells.inputs = cells.take(lowering.shared.inputs.len() * most);
@@ -184,6 +205,7 @@ impl<'s> Walk<'s> {
             activation_turns: Turns::new(0),
             input_turns: Turns::new(0),
             arriving: [None, None],
+            exchanged: None,
             cells,
             taken_over: Vec::new(),
             buffers,
@@ -364,8 +386,9 @@ impl<'s> Walk<'s> {
         let Block { stage, index } = self.at(block);
         let saved = &self.decided().stages[stage].saved[index];
         let mut owners = (0..self.owners(block).len()).map(|position| self.owner(block, position));
-        let weights = owners.any(|owner| !self.is_pinned(Class::Weights, owner));
-        let gradients = !self.is_pinned(Class::Gradients, block);
+        let shares = self.sketch.lowering.shares_step();
+        let weights = shares || owners.any(|owner| !self.is_pinned(Class::Weights, owner));
+        let gradients = shares || !self.is_pinned(Class::Gradients, block);
         if let Some((known, parts)) = &self.last_parts
             && (known.stage, known.weights, known.gradients) == (stage, weights, gradients)
             && known.saved == *saved
@@ -585,6 +608,7 @@ impl<'s> Walk<'s> {
                 self.block_backward(group, block, start);
             }
         }
+        self.settle_sums();
     }
 
     fn replay(&mut self, stretch: Range<usize>) {
@@ -682,15 +706,27 @@ impl<'s> Walk<'s> {
     }
 
     fn end_gradients(&mut self, group: Group, block: usize) {
+        self.settle_sums();
+        let Some(lane) = group.ends_lane else { return self.leave_gradients(group, block) };
+        self.fold_tied(block);
+        match self.exchange_gradients(block) {
+            true => self.exchanged = Some(Exchanged { block, group, lane }),
+            false => self.end_lane(group, block, lane),
+        }
+    }
+
+    fn end_lane(&mut self, group: Group, block: usize, lane: Lane) {
+        self.sum_lane(block, lane);
+        self.leave_gradients(group, block);
+    }
+
+    fn leave_gradients(&mut self, group: Group, block: usize) {
         let sketch = self.sketch;
         let table = &sketch.tables.stages[self.at(block).stage];
-        if let Some(lane) = group.ends_lane {
-            self.fold_tied(block);
-            self.sum_lane(block, lane);
-        }
         if group.is_last() && table.squares.count > 0 {
             let all = 0..table.gradients.count;
             self.segment.touch(self.in_slot(Class::Gradients, block, &all, Use::Read));
+            self.segment.touch([one_cell(self.cells.squares, Use::Write)]);
             self.segment.compute(table.squares.seconds, table.squares.count);
         }
         if self.decisions.update == UpdateTime::InBackward {
@@ -700,18 +736,23 @@ impl<'s> Walk<'s> {
         let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
             && !sketch.lowering.sets[self.at(block).stage].makes_parts();
         if !is_summed && self.gradients_leave(block, group.is_last()) {
-            self.send(Class::Gradients, block, &table.gradients.runs);
+            let runs = match group.ends_lane {
+                Some(_) => &table.complete,
+                None => &table.gradients.runs,
+            };
+            self.send(Class::Gradients, block, runs);
         }
     }
 
     /// Adds a block's gradients to the sum of lanes.
     fn sum_lane(&mut self, block: usize, lane: Lane) {
-        if lane == Lane::Only {
+        let sketch = self.sketch;
+        if lane == Lane::Only && !sketch.lowering.shares_step() {
             return;
         }
-        let sketch = self.sketch;
         let Block { stage, index } = self.at(block);
-        let streams = !self.layout.sums[stage].streaming.is_pinned(index);
+        // The only lane of a rank needs no sum that lasts.
+        let streams = lane != Lane::Only && !self.layout.sums[stage].streaming.is_pinned(index);
         for update in &sketch.tables.stages[stage].updates {
             let slot = streams.then(|| self.state_turns.next());
             let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
@@ -728,8 +769,9 @@ impl<'s> Walk<'s> {
             for run in &update.gradients {
                 self.segment.touch(self.in_slot(Class::Gradients, block, &run.cells, Use::Write));
             }
+            self.segment.touch([one_cell(self.cells.received, Use::Read)]);
             self.segment.touch(touch(self, Use::Write));
-            let kernels = update.sum_kernels[usize::from(!lane.leaves_sum())];
+            let kernels = update.sum_kernels.of(lane);
             self.segment.compute(kernels.seconds, kernels.count);
             if streams && lane.leaves_sum() {
                 for &bytes in &update.sums {
@@ -795,6 +837,7 @@ impl<'s> Walk<'s> {
     }
 
     fn finish(&mut self) {
+        self.gather_squares();
         let norm = self.sketch.tables.norm;
         self.segment.compute(norm.seconds, norm.count);
         if self.decisions.update == UpdateTime::EndOfStep {
@@ -803,6 +846,10 @@ impl<'s> Walk<'s> {
             }
         }
     }
+}
+
+fn one_cell(first: u32, used: Use) -> Touch {
+    Touch { first, count: 1, used }
 }
 
 fn slab_cells<'s>(sketch: &'s Sketch<'_>, class: Class, stage: usize) -> &'s SlabCells {

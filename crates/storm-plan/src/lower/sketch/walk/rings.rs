@@ -34,6 +34,7 @@ impl<'s> Walk<'s> {
 
     pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
         let Block { stage, index } = self.at(block);
+        self.settle_sums_in(class, block);
         self.residency.enter(self.layout, class, stage, index)
     }
 
@@ -53,7 +54,7 @@ impl<'s> Walk<'s> {
         self.residency.first_slot(class, stage) + slot
     }
 
-    /// Some cells of a block's slot; none if it is pinned.
+    /// Some cells of a block's slot; none if it is pinned, and no other rank sends what is there.
     pub(super) fn in_slot(
         &self,
         class: Class,
@@ -249,13 +250,14 @@ impl<'s> Walk<'s> {
             self.copy_in(after, bytes, None);
         }
         self.segment.touch((0..runs).map(|run| run_cell(run, Use::Write)));
-        for run in &update.weights_out {
+        for run in &update.own_weights {
             self.segment.touch(self.in_slot(Class::Weights, block, &run.cells, Use::Write));
         }
         for run in &update.gradients {
             self.segment.touch(self.in_slot(Class::Gradients, block, &run.cells, Use::Read));
         }
         self.segment.compute(update.kernels.seconds, update.kernels.count);
+        self.gather_weights(block, update);
         if let Some(slot) = slot {
             for (run, &bytes) in update.states.iter().enumerate() {
                 self.segment.touch([run_cell(run, Use::Read)]);
