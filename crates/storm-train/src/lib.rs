@@ -77,7 +77,7 @@ pub use predict::{
     Accept, Controller, Direction, Expectation, Judgement, Jump, Phase, PhaseLengths,
     PredictOptions, PredictState, Prediction, Verdict, predict_bytes,
 };
-pub use ranks::{Heard, Ranks};
+pub use ranks::{Heard, RankFigures, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
     PlanFacts, Predictions, Recorder, RunFacts, Sample, Shown, Sink, StepRecord, TensorBoardFile,

@@ -5,9 +5,11 @@
 //! their pieces and weights back. All weights are on every rank; of optimizer state each has what it owns. So bits depend on the lanes of
 //! a step, and never on the number of ranks.
 
+mod figures;
 mod orders;
 mod store;
 
+pub use figures::RankFigures;
 pub(crate) use store::Store;
 
 use crate::feed::Numbering;
@@ -15,14 +17,16 @@ use crate::micro_batch::{MicroBatch, NamedInputs, Values};
 use crate::trainer::{OwnLanes, Trainer, check_rate};
 use crate::weights;
 use crate::{AnyBatch, RunError, StepReport, TrainError};
+use figures::Memory;
 use half::bf16;
 use orders::Order;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::{Collectives, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{DType, TensorClass, Training};
-use storm_plan::{RankPlace, UpdateTime, shared_digest};
+use storm_plan::{RankPlace, Tier, UpdateTime, shared_digest};
 use storm_ranks::{Collective, Engine, Place, RankError};
 
 /// Bytes of a tensor that are sent at a time.
@@ -48,13 +52,18 @@ struct Shared {
     engine: Box<dyn Engine>,
     /// Whether a step is under way, in which the others wait for gradients and for nothing else.
     in_step: bool,
+    /// In which collectives of plans were under way, since a step began.
+    collective_time: Duration,
+    memory: Memory,
 }
 
 impl Ranks {
     /// Connected by an engine.
     pub fn new(engine: Box<dyn Engine>) -> Ranks {
         let place = engine.place();
-        Ranks { shared: Arc::new(Mutex::new(Shared { engine, in_step: false })), place }
+        let (collective_time, memory) = (Duration::ZERO, Memory::default());
+        let shared = Shared { engine, in_step: false, collective_time, memory };
+        Ranks { shared: Arc::new(Mutex::new(shared)), place }
     }
 
     /// Which rank this is.
@@ -147,7 +156,9 @@ impl Collectives for Ranks {
         receives: &[Range<usize>],
     ) -> Result<(), String> {
         let mut shared = self.lock();
+        let begun = Instant::now();
         let made = shared.engine.exchange(send, sends, receive, receives);
+        shared.collective_time += begun.elapsed();
         made.map_err(|error| error.to_string())
     }
 }
@@ -159,6 +170,8 @@ pub(crate) struct RankState {
     tensors: Vec<String>,
     /// The micro-batches of a step, used again.
     batches: Vec<AnyBatch>,
+    /// What every rank said of the last step.
+    figures: Vec<RankFigures>,
 }
 
 impl Trainer<CpuPlanDevice> {
@@ -238,7 +251,7 @@ impl Trainer<CpuPlanDevice> {
         let mut tensors: Vec<String> =
             all.filter(|tensor| is_kept(tensor.class)).map(|tensor| tensor.name.clone()).collect();
         tensors.sort();
-        Ok(RankState { ranks, tensors, batches: Vec::new() })
+        Ok(RankState { ranks, tensors, batches: Vec::new(), figures: Vec::new() })
     }
 
     /// Makes sure that all ranks have plans that fit together, and lets collectives use the engine.
@@ -325,9 +338,17 @@ impl<D: PlanDevice> Trainer<D> {
         ranks.order(Order::Step(message.len() as u64))?;
         ranks.lock().engine.broadcast(0, &mut message)?;
         ranks.set_in_step(true);
-        let report = self.step_on_ranks(&ranks, batches, counted, rate)?;
+        let (report, figures) = self.step_on_ranks(&ranks, batches, counted, rate)?;
         ranks.set_in_step(false);
+        if let Some(state) = &mut self.ranks {
+            state.figures = figures;
+        }
         Ok(report)
+    }
+
+    /// Time and memory of all ranks in the last step; empty if this one makes steps alone.
+    pub fn rank_figures(&self) -> &[RankFigures] {
+        self.ranks.as_ref().map_or(&[], |state| &state.figures)
     }
 
     /// The next micro-batches of the source, for a step on all ranks.
@@ -390,15 +411,17 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(HeardStep { batches, updates, counted: counted as usize, rate })
     }
 
-    /// This rank's lanes of a step, and the losses of all.
+    /// This rank's lanes of a step, and losses and figures of all.
     fn step_on_ranks<B: MicroBatch>(
         &mut self,
         ranks: &Ranks,
         batches: &[B],
         counted: usize,
         rate: f32,
-    ) -> Result<StepReport, TrainError> {
+    ) -> Result<(StepReport, Vec<RankFigures>), TrainError> {
         check_rate(rate)?;
+        let begun = Instant::now();
+        ranks.lock().collective_time = Duration::ZERO;
         let (rank, count) = (ranks.place.rank as usize, ranks.place.ranks as usize);
         let lanes = self.options().lanes;
         let in_lane = batches.len() / lanes;
@@ -410,18 +433,43 @@ impl<D: PlanDevice> Trainer<D> {
         let (losses, found) = results.split_at_mut(own.len());
         let own_lanes = OwnLanes { losses: Some(losses), found: Some(found), numbering };
         let report = self.step_of_lanes(&own, counted, rate, own_lanes)?;
-        let mut all = vec![0.0; count * results.len()];
-        ranks.gather(&results, &mut all)?;
+        // Both in one message.
+        let mut message = bytes_of(&results).to_vec();
+        message.extend(self.own_figures(ranks, begun)?.to_bytes());
+        let mut all = vec![0; count * message.len()];
+        ranks.gather(&message, &mut all)?;
+        let (mut figures, mut all_results) = (Vec::new(), Vec::new());
+        for (rank, message) in (0..).zip(all.chunks(message.len())) {
+            let (of_rank, of_figures) = message.split_at(message.len() - RankFigures::BYTES);
+            bytes_of_mut(&mut results).copy_from_slice(of_rank);
+            all_results.push(results.clone());
+            figures.push(RankFigures::of_bytes(rank, of_figures));
+        }
         let (mut loss, mut correct) = (0.0, 0.0);
         for lane in 0..lanes {
-            let of_rank = &all[lane % count * results.len()..][..results.len()];
-            let (losses, found) = of_rank.split_at(own.len());
+            let (losses, found) = all_results[lane % count].split_at(own.len());
             let of_lane = lane / count * in_lane..(lane / count + 1) * in_lane;
             losses[of_lane.clone()].iter().for_each(|one| loss += one);
             found[of_lane].iter().for_each(|one| correct += one);
         }
         let accuracy = report.accuracy.map(|_| correct / counted as f32);
-        Ok(StepReport { loss, accuracy, ..report })
+        Ok((StepReport { loss, accuracy, ..report }, figures))
+    }
+
+    /// What this rank says of a step that began then.
+    fn own_figures(&self, ranks: &Ranks, begun: Instant) -> Result<RankFigures, TrainError> {
+        let seconds = begun.elapsed().as_secs_f64();
+        let mut shared = ranks.lock();
+        let in_use = || self.device().memory_in_use_bytes();
+        shared.memory.look(in_use).map_err(storm_exec::ExecError::from)?;
+        Ok(RankFigures {
+            rank: ranks.place.rank,
+            seconds,
+            collective_seconds: shared.collective_time.as_secs_f64(),
+            device_bytes: shared.memory.device_bytes,
+            host_bytes: self.memory_taken()[Tier::HOST] as u64,
+            process_bytes: shared.memory.process_bytes,
+        })
     }
 }
 

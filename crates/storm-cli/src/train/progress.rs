@@ -238,6 +238,9 @@ impl Sink for Progress {
                     "bytes_per_second": bytes_per_second,
                 }));
             }
+            Event::Ranks { step, ranks } => {
+                self.object(json!({"event": "ranks", "step": step, "ranks": ranks}));
+            }
             Event::MemoryAlarm { step, alarm } => {
                 eprintln!("warning: step {step}: {alarm}");
                 self.object(json!({

@@ -1,6 +1,6 @@
 use super::thinned::Thinned;
 use super::{Predictions, Sink, StepRecord};
-use crate::{Event, Guess, RunError};
+use crate::{Event, Guess, RankFigures, RunError};
 
 /// What a run did, thinned to what a picture can show: its size does not depend on how long the run is.
 #[derive(Clone, Debug)]
@@ -17,6 +17,7 @@ pub struct History {
     predictions: Predictions,
     views: Thinned<View>,
     last_view: Option<View>,
+    ranks: Vec<RankFigures>,
 }
 
 /// What an evaluation found.
@@ -75,12 +76,18 @@ impl History {
             predictions: Predictions::new(),
             views: Thinned::keeping(VIEWS_KEPT_MIN),
             last_view: None,
+            ranks: Vec::new(),
         }
     }
 
     /// Of a run that predicts.
     pub fn predictions(&self) -> &Predictions {
         &self.predictions
+    }
+
+    /// Time and memory of all ranks, when they were last told of; empty if one rank makes the steps.
+    pub fn ranks(&self) -> &[RankFigures] {
+        &self.ranks
     }
 
     /// Steps, the last one included.
@@ -170,6 +177,12 @@ impl Sink for History {
             Event::PredictionPrepared { seconds, .. } => self.other_seconds += seconds,
             Event::Predicted { prediction, .. } => self.other_seconds += prediction.seconds,
             Event::PredictionJudged { judgement, .. } => self.other_seconds += judgement.seconds,
+            Event::Ranks { ranks, .. } => {
+                if ranks.first().is_some_and(|first| first.rank == 0) {
+                    self.ranks.clear();
+                }
+                self.ranks.extend_from_slice(ranks);
+            }
             Event::Sampled { step, prompt, text } => {
                 let (prompt, text) = (prompt.to_owned(), text.to_owned());
                 self.sample = Some(Sample { step, prompt, text });

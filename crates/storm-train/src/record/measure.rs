@@ -54,6 +54,8 @@ pub struct Measure {
     looked: Option<Instant>,
     /// Whether steps go by unrecorded until the interval is over.
     is_waiting: bool,
+    /// Whether the last step was looked at.
+    looks: bool,
     device_bytes: u64,
     process_bytes: Option<u64>,
     shares: Option<(f64, f64)>,
@@ -64,6 +66,11 @@ impl Measure {
     /// What the queues did in the step that was looked at last.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
+    }
+
+    /// Whether the step that was measured last was looked at closely, as one in an interval is.
+    pub(super) fn looks(&self) -> bool {
+        self.looks
     }
 
     /// Steps from now on may be under another plan: what was seen of memory before does not count.
@@ -78,7 +85,8 @@ impl Measure {
         observed: &mut dyn Observed,
     ) -> Result<StepRecord, RunError> {
         // Devices record until told otherwise: the first step, and from then on one in an interval.
-        if !self.is_waiting {
+        self.looks = !self.is_waiting;
+        if self.looks {
             self.look(observed)?;
             observed.set_recording(false);
             self.is_waiting = true;
@@ -136,7 +144,7 @@ fn hidden_share(summary: &Summary) -> f64 {
 }
 
 /// Resident memory of this process, from Linux.
-fn process_bytes() -> Option<u64> {
+pub(crate) fn process_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)

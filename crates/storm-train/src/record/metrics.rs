@@ -1,7 +1,8 @@
-//! `metrics.jsonl`: one object per line and step, evaluation, view of pictures, prediction, checkpoint or sample.
+//! `metrics.jsonl`: one object per line and step, evaluation, view of pictures, prediction, checkpoint or sample, and for the ranks
+//! of a step.
 
 use super::{Sink, StepRecord};
-use crate::{Event, Guess, Judgement, Jump, Prediction, RunError};
+use crate::{Event, Guess, Judgement, Jump, Prediction, RankFigures, RunError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -120,6 +121,7 @@ struct Other {
     jump: Option<Jump>,
     prediction: Option<Prediction>,
     judgement: Option<Judgement>,
+    ranks: Option<Vec<RankFigures>>,
     prepared_seconds: Option<f64>,
     #[serde(default)]
     prompt: String,
@@ -154,6 +156,9 @@ impl Other {
         }
         if let Some(judgement) = self.judgement {
             sink.event(&Event::PredictionJudged { step, judgement })?;
+        }
+        if let Some(ranks) = &self.ranks {
+            sink.event(&Event::Ranks { step, ranks })?;
         }
         if let Some(text) = &self.sample {
             sink.event(&Event::Sampled { step, prompt, text })?;
@@ -242,6 +247,9 @@ impl Sink for MetricsFile {
             }
             Event::PredictionJudged { step, judgement } => {
                 self.line(&json!({"step": step, "judgement": judgement}))?;
+            }
+            Event::Ranks { step, ranks } => {
+                self.line(&json!({"step": step, "ranks": ranks}))?;
             }
             Event::Saved { step, path, seconds, pause_seconds, .. } => self.line(&json!({
                 "step": step, "checkpoint": path.display().to_string(), "seconds": seconds,

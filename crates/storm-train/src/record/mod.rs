@@ -11,6 +11,7 @@ mod thinned;
 mod throughput;
 
 pub use history::{Evaluated, History, Sample, View};
+pub(crate) use measure::process_bytes;
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
 pub use part::Part;
@@ -20,6 +21,9 @@ pub use tensorboard::TensorBoardFile;
 pub use throughput::Throughput;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};
+
+/// The most ranks of one event.
+const RANKS_AT_ONCE: usize = 256;
 
 /// Something that takes down what a run does.
 pub trait Sink {
@@ -52,7 +56,16 @@ impl<'a> Recorder<'a> {
 impl Observer for Recorder<'_> {
     fn step(&mut self, step: &StepEvent, observed: &mut dyn Observed) -> Result<(), RunError> {
         let record = self.measure.step(step, observed)?;
-        self.sinks.iter_mut().try_for_each(|sink| sink.step(&record))
+        self.sinks.iter_mut().try_for_each(|sink| sink.step(&record))?;
+        if !self.measure.looks() {
+            return Ok(());
+        }
+        // Few enough for a line of metrics.
+        for ranks in observed.ranks().chunks(RANKS_AT_ONCE) {
+            let event = Event::Ranks { step: step.step, ranks };
+            self.sinks.iter_mut().try_for_each(|sink| sink.event(&event))?;
+        }
+        Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {

@@ -1,5 +1,5 @@
 use super::{Finished, RunError};
-use crate::{Alarm, Guess, Judgement, Jump, Phase, Prediction, TrainError, Trainer};
+use crate::{Alarm, Guess, Judgement, Jump, Phase, Prediction, RankFigures, TrainError, Trainer};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -116,6 +116,13 @@ pub enum Event<'a> {
         /// How fast data is read, as the inputs of the model.
         bytes_per_second: f64,
     },
+    /// What ranks took for a step that they made together. Told of one step in half a second.
+    Ranks {
+        /// Which step.
+        step: u64,
+        /// Some or all of them, in order.
+        ranks: &'a [RankFigures],
+    },
     /// Device memory is not as planned. If that is critical, a checkpoint follows.
     MemoryAlarm {
         /// After which step.
@@ -188,6 +195,9 @@ pub trait Observed {
     /// From the driver.
     fn device_bytes_in_use(&self) -> Result<u64, RunError>;
 
+    /// Time and memory of all ranks in the last step; empty if one made it alone.
+    fn ranks(&self) -> &[RankFigures];
+
     /// Whether steps from now on are recorded; where that costs nothing, they are anyway.
     fn set_recording(&mut self, recording: bool);
 
@@ -211,6 +221,10 @@ impl<D: PlanDevice> Observed for Trainer<D> {
     fn device_bytes_in_use(&self) -> Result<u64, RunError> {
         let in_use = self.device().memory_in_use_bytes().map_err(ExecError::from);
         Ok(in_use.map_err(TrainError::from)?)
+    }
+
+    fn ranks(&self) -> &[RankFigures] {
+        self.rank_figures()
     }
 
     fn set_recording(&mut self, recording: bool) {

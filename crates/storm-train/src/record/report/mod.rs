@@ -10,6 +10,7 @@ mod unit;
 pub use pictures::{Picture, Pictures, Shown};
 
 use super::{History, Part, Sample};
+use crate::RankFigures;
 use std::io::{self, Write};
 use storm_device::Trace;
 use storm_exec::trace::page::{Cell, Escaped, Row, Table, write_end, write_head, write_rows};
@@ -91,6 +92,9 @@ pub fn write_report(
     }
     write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
     facts.pictures.write(out)?;
+    if let Some(table) = ranks(history) {
+        table.write(out)?;
+    }
     write_settings(&facts.settings, out)?;
     match last_plan {
         LastPlan::Facts(plan) => {
@@ -149,6 +153,28 @@ fn write_plan(plan: &PlanFacts<'_>, history: &History, out: &mut impl Write) -> 
     );
     writeln!(out, "<h2>A step as it ran</h2>")?;
     write_step(plan.plan, plan.trace, limits, out)
+}
+
+/// Time and memory of each rank; none if one rank makes the steps.
+fn ranks(history: &History) -> Option<Table> {
+    let row = |figures: &RankFigures| {
+        let RankFigures { rank, seconds, collective_seconds, .. } = *figures;
+        let bytes = |bytes: u64| show_bytes(bytes as f64);
+        let cells = [
+            format!("{seconds:.3} s"),
+            format!("{collective_seconds:.3} s"),
+            bytes(figures.device_bytes),
+            bytes(figures.host_bytes),
+            figures.process_bytes.map_or(String::new(), bytes),
+        ];
+        (format!("rank {rank}"), cells.map(Cell::Text).to_vec())
+    };
+    (!history.ranks().is_empty()).then(|| Table {
+        caption: "Ranks, in the step that was looked at last. A rank whose collectives take less time than those of others is \
+                  the one that they wait for",
+        columns: &["", "step", "collectives", "device memory", "host memory of the plan", "process"],
+        rows: history.ranks().iter().map(row).collect(),
+    })
 }
 
 fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
