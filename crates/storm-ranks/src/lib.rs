@@ -13,6 +13,7 @@ mod folders;
 mod hello;
 pub mod in_process;
 mod launch;
+mod measure;
 mod mpi;
 pub mod nccl;
 pub mod rendezvous;
@@ -21,5 +22,8 @@ mod watch;
 pub use engine::{Engine, Place};
 pub use error::{Collective, RankError};
 pub use launch::{Launch, LaunchError, Launcher, Variables, process_variables};
+pub use measure::{
+    LinkMeasurement, LinkPoint, MachineMeasurement, machines_of_ranks, measure_link,
+};
 pub use mpi::{Mpi, MpiError};
 pub use watch::{Address, Cause, Loss, Pace, Watch, end_on_loss};

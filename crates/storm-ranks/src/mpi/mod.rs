@@ -53,7 +53,7 @@ pub enum MpiError {
     /// There is no library.
     #[error(
         "{launcher} started this process, but its library was not found (tried {tried}). Set STORM_MPI_LIBRARY to its \
-         path, such as /usr/lib/libmpi.so.40"
+         path, such as /usr/lib/libmpi.so.40; or install an MPI with `pip install mpich` and use its mpirun"
     )]
     NotFound {
         /// What started it.
