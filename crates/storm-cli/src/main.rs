@@ -21,6 +21,7 @@ mod hardware;
 mod host_memory;
 mod image_source;
 mod init;
+mod joined;
 mod lengths;
 mod loading;
 mod lora;

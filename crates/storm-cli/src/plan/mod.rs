@@ -14,6 +14,7 @@ use crate::hardware;
 use anyhow::Result;
 pub(crate) use args::PlanArgs;
 pub(crate) use infeasible::explained;
+pub(crate) use ranks::link_words;
 pub(crate) use request::{Answer, Request};
 pub(crate) use saving::{DeviceMemory, Saving};
 

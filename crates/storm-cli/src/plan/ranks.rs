@@ -14,23 +14,23 @@ const LATENCY_MICROSECONDS: f64 = 20.0;
 pub(super) struct RankArgs {
     /// How many ranks share a step. Each computes as many of its lanes, and owns as much of the optimizer state.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    #[arg(requires = "rank_bandwidth")]
     ranks: Option<u32>,
     /// Lanes of a step; one for each rank if not given.
     #[arg(long, value_parser = positive)]
     lanes: Option<usize>,
-    /// What a rank sends to others in a second while it receives as much: 370GB.
+    /// What a rank sends to others in a second while it receives as much: 370GB. If not given, what `storm probe` measured under
+    /// mpirun, if the hardware profile has that.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "ranks")]
     rank_bandwidth: Option<u64>,
     /// Microseconds that each collective takes at least; 20 if not given.
-    #[arg(long, value_name = "MICROSECONDS", requires = "ranks")]
+    #[arg(long, value_name = "MICROSECONDS", requires = "rank_bandwidth")]
     rank_latency: Option<f64>,
     /// Percent of the multiprocessors that collectives take from kernels beside them; 0 if not given.
-    #[arg(long, value_name = "PERCENT", requires = "ranks")]
+    #[arg(long, value_name = "PERCENT", requires = "rank_bandwidth")]
     rank_share: Option<f64>,
     /// How many of the ranks each machine has, if they are on several.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    #[arg(requires = "machine_bandwidth")]
+    #[arg(requires_all = ["machine_bandwidth", "rank_bandwidth"])]
     machine_ranks: Option<u32>,
     /// What a machine sends to others in a second while it receives as much: 12.5GB.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "machine_ranks")]
@@ -57,7 +57,7 @@ impl RankArgs {
         }
     }
 
-    /// What connects the ranks; none if there is one.
+    /// What connects the ranks, as it is given; none if it is not.
     pub(super) fn link(&self) -> Result<Option<RankLink>, UsageError> {
         let Some(bandwidth) = self.rank_bandwidth else { return Ok(None) };
         let latency = self.rank_latency.unwrap_or(LATENCY_MICROSECONDS);
@@ -113,7 +113,19 @@ pub(super) fn object(request: &Request, answer: &Answer) -> Value {
         "collective_seconds": busy,
         "exposed_seconds": simulation.stalls.rank_seconds,
         "alone_seconds": answer.alone_seconds,
+        "link": request.profile.ranks.filter(|_| request.rank.is_shared()),
     })
+}
+
+/// `1.3 GB/s after 25 µs, 4 on each machine, which sends 12.5 GB/s`.
+pub(crate) fn link_words(link: &RankLink) -> String {
+    let machines = link.machines.map_or_else(String::new, |machines| {
+        let (ranks, bandwidth) = (machines.ranks, machines.bandwidth / 1e9);
+        format!(", {ranks} on each machine, which sends {bandwidth:.1} GB/s")
+    });
+    let (bandwidth, latency) = (link.bandwidth / 1e9, link.latency_seconds * 1e6);
+    let digits = if bandwidth < 10.0 { 2 } else { 0 };
+    format!("{bandwidth:.digits$} GB/s after {latency:.0} µs{machines}")
 }
 
 /// What ranks do; nothing if there is one.
@@ -125,23 +137,28 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
     let lanes = request.options.lanes / ranks as usize;
     let simulation = &answer.planned.simulation;
     let of_link = request.profile.ranks.map_or_else(String::new, |link| {
-        let machines = link.machines.map_or_else(String::new, |machines| {
-            let (ranks, bandwidth) = (machines.ranks, machines.bandwidth / 1e9);
-            format!(", {ranks} on each machine, which sends {bandwidth:.1} GB/s")
-        });
-        format!(", each sends {:.0} GB/s{machines}", link.bandwidth / 1e9)
+        let other = match link.ranks == ranks {
+            true => String::new(),
+            false => format!(" as measured between {}", link.ranks),
+        };
+        format!(", each sends {}{other}", link_words(&link))
     });
     let mut words = vec![format!(
         "{ranks}{of_link}; each computes {lanes} of {} lanes and owns 1/{ranks} of the optimizer state",
         request.options.lanes
     )];
-    if let Some(queue) = answer.planned.plan.links.rank_queue() {
+    if request.profile.ranks.is_none() {
+        words.push(format!(
+            "the link between them is not known, so times leave out what they send each other; `mpirun -n {ranks} storm probe \
+             --device cpu` measures it, and --hardware takes the profile that it writes"
+        ));
+    } else if let Some(queue) = answer.planned.plan.links.rank_queue() {
         words.push(format!(
             "exchange and gather take {:.3} s of a step; kernels wait {:.3} s for them",
             simulation.busy_seconds[queue], simulation.stalls.rank_seconds
         ));
     }
-    if let Some(alone) = answer.alone_seconds {
+    if let (Some(alone), Some(_)) = (answer.alone_seconds, request.profile.ranks) {
         words.push(format!(
             "a rank alone would take {alone:.3} s for its share: {:.1} % of linear",
             100.0 * alone / answer.planned.prediction.step_seconds

@@ -142,7 +142,7 @@ impl Request {
         };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let mut profile = hardware::named_or_found(args.hardware.as_deref())?;
-        profile.ranks = args.ranks.link()?;
+        profile.ranks = args.ranks.link()?.or(profile.ranks);
         let disk = disk_tier::open(args.disk())?;
         let disk = disk.or_else(|| disk_tier::assume(args.disk(), &profile));
         DiskTier::in_profile(disk.as_ref(), &mut profile);

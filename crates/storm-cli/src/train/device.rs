@@ -43,6 +43,15 @@ pub(crate) struct CpuUse {
     pub(crate) products: Bf16Products,
 }
 
+/// What one of several ranks has of its machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    /// How many ranks are on it.
+    pub(super) local_ranks: usize,
+    /// Host memory that every rank has at least, as it was before any of them took some.
+    pub(super) ram_bytes: u64,
+}
+
 /// A model with more parameters trains on the CPU only if that is asked for: a step would take minutes.
 const CPU_PARAMETERS_MAX: u64 = 500_000_000;
 
@@ -133,7 +142,26 @@ impl Machine {
 
     /// A device that is known to be there. What is not known of it is measured, which takes seconds.
     pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
-        let ram = memory_limits::host(asked.ram_bytes)?;
+        Machine::shared(kind, asked, None, None)
+    }
+
+    /// The same for one of several ranks. What was not asked for is divided among those on this machine, and measured with
+    /// this rank's share. A profile that is known is not measured.
+    pub(super) fn shared(
+        kind: DeviceKind,
+        asked: &Asked<'_>,
+        share: Option<Share>,
+        known: Option<HardwareProfile>,
+    ) -> Result<Machine> {
+        let ram = match (share, asked.ram_bytes) {
+            // 0 if a machine does not say.
+            (Some(Share { ram_bytes: bytes @ 1.., .. }), None) => {
+                let origin = "the least that a rank has, by what its machine had available";
+                Limit { bytes, origin: Some(origin.to_owned()) }
+            }
+            (_, asked) => memory_limits::host(asked)?,
+        };
+        let local_ranks = share.map_or(1, |share| share.local_ranks);
         let vram = asked.vram_bytes;
         let opened = disk_tier::open(asked.disk)?;
         let disk_with =
@@ -145,7 +173,10 @@ impl Machine {
             DiskTier::in_profile(disk.as_ref(), &mut profile);
             return Ok(Machine { kind, profile, vram, ram, disk, cpu: CpuUse::default() });
         }
-        let threads = host_memory::threads(asked.threads, ram.bytes)?;
+        let mut threads = host_memory::threads(asked.threads, ram.bytes)?;
+        if asked.threads.is_none() {
+            threads = (threads / local_ranks).max(1);
+        }
         let cpu = CpuUse { threads, products: asked.products };
         let vram = match vram {
             Some(bytes) => Limit { bytes, origin: None },
@@ -155,9 +186,10 @@ impl Machine {
                 Limit { bytes, origin: Some(origin) }
             }
         };
-        let mut profile = match asked.hardware {
-            Some(_) => hardware::named_or_found(asked.hardware)?,
-            None => probe_cpu(vram.bytes, Some(threads), asked.products)?,
+        let mut profile = match (known, asked.hardware) {
+            (Some(known), _) => known,
+            (None, Some(_)) => hardware::named_or_found(asked.hardware)?,
+            (None, None) => probe_cpu(vram.bytes, Some(threads), asked.products)?,
         };
         let disk = disk_with(&profile);
         DiskTier::in_profile(disk.as_ref(), &mut profile);

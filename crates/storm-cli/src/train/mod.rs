@@ -35,8 +35,8 @@ mod signals;
 mod summary;
 mod values;
 
-use crate::UsageError;
 use crate::model_tokenizer::OtherTokenizer;
+use crate::{UsageError, joined};
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
@@ -105,9 +105,11 @@ pub(crate) fn settings_of(config: &Path) -> Result<Settings> {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
-    match ranks::join()? {
+    match joined::join()? {
         None => start(prepare(args)?, None),
-        Some(joined) => joined.run(prepare(args), |prepared, crew| start(prepared, Some(crew))),
+        Some(joined) => {
+            ranks::run(joined, prepare(args), |prepared, crew| start(prepared, Some(crew)))
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn check_config(text: &str) -> Result<()> {
     let settings = given.clone().resolve();
     checks::settings(&settings)?;
     let folder = settings.runs.join(settings.name.as_deref().unwrap_or_default());
-    check_outline(&given, &folder, None, Start::Fresh, Style::Quiet)?;
+    check_outline(&given, &folder, None, Start::Fresh, Style::Quiet, None)?;
     let request = request_of(&settings, None)?;
     match request.launch(None).plan() {
         Ok(_) => Ok(()),

@@ -1,47 +1,35 @@
 //! Several ranks of a run, which `mpirun` started. The first one is the run, as it would be by itself; the others compute lanes for it.
 
 use super::data::DataForm;
-use super::device::{CpuUse, DeviceKind, Machine, Trains};
+use super::device::{CpuUse, DeviceKind, Machine, Share, Trains};
 use super::model::Outline;
 use super::options::Settings;
 use super::{Prepared, config, setup};
-use crate::UsageError;
 use crate::disk_tier::DiskTier;
+use crate::forced::UpdateArg;
+use crate::joined::Joined;
+use crate::{UsageError, memory_limits};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use storm_device::DiskOptions;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_model::Packing;
-use storm_plan::{Budget, Decisions, RankPlace};
-use storm_ranks::{
-    Address, Engine, Launch, Mpi, Pace, Place, RankError, Watch, end_on_loss, process_variables,
-};
+use storm_model::{Packing, Unit};
+use storm_plan::{Budget, Decisions, HardwareProfile, RankPlace};
+use storm_ranks::{Engine, Place};
 use storm_train::{
     AnyBatch, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks, RunError,
     StepPlan, StepSize,
 };
 
-/// Bytes that a rank tells of itself: a digest, and why it cannot start, as far as that fits.
-const CARD_BYTES: usize = 512;
-const DIGEST_BYTES: usize = 32;
-
-/// This process as one of several ranks.
-pub(super) struct Joined {
-    pub(super) crew: Crew,
-    mpi: SharedMpi,
-    watch: Watch,
-}
-
 /// What a run knows of its ranks.
 #[derive(Clone)]
 pub(super) struct Crew {
     pub(super) ranks: Ranks,
-    /// How many of them share this machine.
-    local_ranks: usize,
+    /// What this one has of its machine.
+    pub(super) share: Share,
 }
 
 impl Crew {
@@ -49,46 +37,45 @@ impl Crew {
         self.ranks.place().ranks as usize
     }
 
-    /// A machine without what other ranks on it take, unless the user said how much each may have.
-    pub(super) fn share(&self, mut machine: Machine, settings: &Settings) -> Machine {
-        let share = self.local_ranks as u64;
-        if settings.ram.is_none() {
-            machine.ram.bytes /= share;
-        }
-        if settings.vram.is_none() {
-            machine.vram.bytes /= share;
-        }
-        if settings.threads.is_none() {
-            machine.cpu.threads = (machine.cpu.threads / self.local_ranks).max(1);
-        }
-        machine
-    }
-
     /// Which of them this is.
     pub(super) fn place(&self) -> RankPlace {
         let Place { rank, ranks } = self.ranks.place();
         RankPlace { rank, ranks }
     }
+}
 
-    /// Refuses what several ranks cannot do.
-    pub(super) fn check(&self, settings: &Settings, kind: DeviceKind) -> Result<(), UsageError> {
-        let (ranks, lanes) = (self.count(), settings.lanes.get());
-        let refuse = |problem: String| Err(UsageError(problem));
-        if kind != DeviceKind::Cpu {
-            return refuse(format!(
-                "{ranks} ranks train on the CPU device only; give --device cpu, or start storm train by itself"
-            ));
-        }
-        if !lanes.is_multiple_of(ranks) {
-            return refuse(format!(
-                "{ranks} ranks cannot share the {lanes} lanes of a step evenly: mpirun -n must divide lanes"
-            ));
-        }
-        let alone = [("predict", settings.predict.is_some()), ("disk", settings.disk.is_some())];
-        if let Some((key, _)) = alone.iter().find(|(_, is_given)| *is_given) {
-            return refuse(format!("{key} is for runs on one rank; leave it out"));
-        }
-        Ok(())
+/// Refuses what several ranks cannot do.
+pub(super) fn check(
+    ranks: usize,
+    settings: &Settings,
+    kind: DeviceKind,
+    unit: Unit,
+) -> Result<(), UsageError> {
+    let lanes = settings.lanes.get();
+    let refuse = |problem: String| Err(UsageError(problem));
+    if kind != DeviceKind::Cpu {
+        return refuse(format!(
+            "{ranks} ranks train on the CPU device only; give --device cpu, or start storm train by itself"
+        ));
+    }
+    if unit != Unit::Tokens {
+        return refuse(format!(
+            "{ranks} ranks train language models only; start storm train by itself for an image classifier"
+        ));
+    }
+    if !lanes.is_multiple_of(ranks) {
+        return refuse(format!(
+            "{ranks} ranks cannot share the {lanes} lanes of a step evenly: mpirun -n must divide lanes"
+        ));
+    }
+    let alone = [
+        ("predict", settings.predict.is_some()),
+        ("disk", settings.disk.is_some()),
+        ("update = \"in-backward\"", settings.update == Some(UpdateArg::InBackward)),
+    ];
+    match alone.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => refuse(format!("{key} is for runs on one rank; leave it out")),
+        None => Ok(()),
     }
 }
 
@@ -104,192 +91,52 @@ struct Told {
     batch: usize,
     accumulate: usize,
     decisions: Decisions,
+    /// What rank 0 has decided by. Plans depend on it, too: updates are spread by the time of kernels.
+    profile: String,
 }
 
-/// The engine, which is finished when the run is over, whoever else holds it.
-#[derive(Clone)]
-struct SharedMpi(Arc<Mutex<Option<Mpi>>>, Place);
-
-impl SharedMpi {
-    fn lock(&self) -> MutexGuard<'_, Option<Mpi>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn with<T>(&self, call: impl FnOnce(&mut Mpi) -> Result<T, RankError>) -> Result<T, RankError> {
-        let rank = self.1.rank;
-        self.lock().as_mut().map_or(Err(RankError::Gone { rank }), call)
-    }
+/// What this rank has of its machine. Of host memory all have as much as the one with the least: they have one plan.
+fn share(joined: &mut Joined) -> Result<Share> {
+    let local_ranks = joined.local_ranks;
+    let own = memory_limits::host(None).map_or(0, |limit| limit.bytes / local_ranks as u64);
+    let mut most = [-(own as i64)];
+    joined.mpi.agree(&mut most)?;
+    Ok(Share { local_ranks, ram_bytes: most[0].unsigned_abs() })
 }
 
-impl Engine for SharedMpi {
-    fn place(&self) -> Place {
-        self.1
-    }
-
-    fn exchange(
-        &mut self,
-        send: &[u8],
-        sends: &[Range<usize>],
-        receive: &mut [u8],
-        receives: &[Range<usize>],
-    ) -> Result<(), RankError> {
-        self.with(|mpi| mpi.exchange(send, sends, receive, receives))
-    }
-
-    fn gather(
-        &mut self,
-        piece: &[u8],
-        all: &mut [u8],
-        ranges: &[Range<usize>],
-    ) -> Result<(), RankError> {
-        self.with(|mpi| mpi.gather(piece, all, ranges))
-    }
-
-    fn broadcast(&mut self, from: u32, bytes: &mut [u8]) -> Result<(), RankError> {
-        self.with(|mpi| mpi.broadcast(from, bytes))
-    }
-
-    fn agree(&mut self, numbers: &mut [i64]) -> Result<(), RankError> {
-        self.with(|mpi| mpi.agree(numbers))
-    }
-
-    fn barrier(&mut self) -> Result<(), RankError> {
-        self.with(Mpi::barrier)
-    }
-
-    fn abort(&mut self, reason: &str) {
-        if let Some(mpi) = self.lock().as_mut() {
-            mpi.abort(reason);
-        }
-    }
-}
-
-/// Joins the other ranks; none if there are no others. Where that fails, it fails on all, and the first says why.
-pub(super) fn join() -> Result<Option<Joined>> {
-    let launch = Launch::of_this_process().map_err(|error| UsageError(error.to_string()))?;
-    if launch.ranks == 1 {
-        return Ok(None);
-    }
-    match Mpi::start(&launch, &process_variables()) {
-        Ok(mpi) => Ok(Some(connect(mpi, launch.local_ranks as usize)?)),
-        Err(_) if launch.rank != 0 => std::process::exit(2),
-        Err(error) => Err(UsageError(format!(
-            "{} started {} ranks of this run: {error}",
-            launch.launcher, launch.ranks
-        ))
-        .into()),
-    }
-}
-
-fn connect(mut mpi: Mpi, local_ranks: usize) -> Result<Joined> {
-    let place = mpi.place();
-    let (mut own, mut address) = (None, Vec::new());
+/// A run on all ranks. Returns on the first rank only.
+pub(super) fn run(
+    mut joined: Joined,
+    prepared: Result<Prepared>,
+    start: impl FnOnce(Prepared, &Crew) -> Result<()>,
+) -> Result<()> {
+    let share = share(&mut joined)?;
+    let crew = Crew { ranks: Ranks::new(Box::new(joined.mpi.clone())), share };
+    let place = crew.ranks.place();
+    let own = match &prepared {
+        Ok(prepared) => Ok(format!("{:?}", prepared.words())),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    let compared = joined.compare(&own);
     if place.rank == 0 {
-        let (watch, listening) = Watch::listen(place, Pace::default(), end_on_loss(place))
-            .context("cannot watch the other ranks")?;
-        (own, address) = (Some(watch), listening.to_bytes());
+        let compared = prepared.and_then(|prepared| Ok(compared.map(|()| prepared)?));
+        let result = compared.and_then(|prepared| start(prepared, &crew));
+        let code = result.as_ref().map_or_else(crate::code_of, |_| 0);
+        crew.ranks.end(code)?;
+        joined.leave()?;
+        return result;
     }
-    let mut length = (address.len() as u64).to_le_bytes();
-    mpi.broadcast(0, &mut length)?;
-    address.resize(u64::from_le_bytes(length).min(1 << 16) as usize, 0);
-    mpi.broadcast(0, &mut address)?;
-    let watch = match own {
-        Some(watch) => watch,
-        None => {
-            let address = Address::from_bytes(&address).context("the first rank has no address")?;
-            Watch::join(place, &address, Pace::default(), end_on_loss(place))
-                .context("cannot reach the first rank")?
+    // The first rank says what is wrong with this one.
+    let code = match follow(&crew) {
+        Ok(code) => code,
+        Err(error) => {
+            let reason = format!("rank {}: {error:#}", place.rank);
+            crew.ranks.abort(&reason);
+            bail!(reason);
         }
     };
-    let mpi = SharedMpi(Arc::new(Mutex::new(Some(mpi))), place);
-    let crew = Crew { ranks: Ranks::new(Box::new(mpi.clone())), local_ranks };
-    Ok(Joined { crew, mpi, watch })
-}
-
-impl Joined {
-    /// A run on all ranks. Returns on the first rank only.
-    pub(super) fn run(
-        mut self,
-        prepared: Result<Prepared>,
-        start: impl FnOnce(Prepared, &Crew) -> Result<()>,
-    ) -> Result<()> {
-        let place = self.crew.ranks.place();
-        let compared = self.compare(prepared);
-        if place.rank == 0 {
-            let result = compared.and_then(|prepared| start(prepared, &self.crew));
-            let code = result.as_ref().map_or_else(crate::code_of, |_| 0);
-            self.crew.ranks.end(code)?;
-            self.leave()?;
-            return result;
-        }
-        // The first rank says what is wrong with this one.
-        let code = match follow(&self.crew) {
-            Ok(code) => code,
-            Err(error) => {
-                let reason = format!("rank {}: {error:#}", place.rank);
-                self.crew.ranks.abort(&reason);
-                bail!(reason);
-            }
-        };
-        self.leave()?;
-        std::process::exit(i32::from(code))
-    }
-
-    /// Whether all ranks were started alike. Only the first one learns of it.
-    fn compare(&mut self, prepared: Result<Prepared>) -> Result<Prepared> {
-        let own = card(&prepared);
-        let count = self.crew.count();
-        let mut all = vec![0; count * CARD_BYTES];
-        let ranges: Vec<Range<usize>> =
-            (0..count).map(|rank| rank * CARD_BYTES..(rank + 1) * CARD_BYTES).collect();
-        self.mpi.gather(&own, &mut all, &ranges)?;
-        let prepared = prepared?;
-        for (rank, card) in all.chunks(CARD_BYTES).enumerate().skip(1) {
-            let (digest, reason) = card.split_at(DIGEST_BYTES);
-            let reason = String::from_utf8_lossy(reason);
-            let reason = reason.trim_end_matches('\0');
-            if !reason.is_empty() {
-                return Err(UsageError(format!("rank {rank}: {reason}")).into());
-            }
-            if digest != &own[..DIGEST_BYTES] {
-                return Err(UsageError(format!(
-                    "rank {rank} was started with another version or with other settings than rank 0; start all ranks alike"
-                ))
-                .into());
-            }
-        }
-        Ok(prepared)
-    }
-
-    /// Ends MPI, once all ranks are here.
-    fn leave(self) -> Result<()> {
-        self.watch.finish();
-        let mpi = self.mpi.lock().take();
-        mpi.map_or(Ok(()), Mpi::finish).map_err(|error| anyhow!(error))
-    }
-}
-
-/// What a rank tells the others of itself.
-fn card(prepared: &Result<Prepared>) -> Vec<u8> {
-    let mut card = vec![0; CARD_BYTES];
-    match prepared {
-        Ok(prepared) => {
-            let mut hasher = blake3::Hasher::new();
-            for part in [env!("CARGO_PKG_VERSION"), &format!("{:?}", prepared.words())] {
-                hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
-            }
-            card[..DIGEST_BYTES].copy_from_slice(hasher.finalize().as_bytes());
-        }
-        Err(error) => {
-            let reason = format!("{error:#}");
-            let mut end = reason.len().min(CARD_BYTES - DIGEST_BYTES);
-            while !reason.is_char_boundary(end) {
-                end -= 1;
-            }
-            card[DIGEST_BYTES..DIGEST_BYTES + end].copy_from_slice(&reason.as_bytes()[..end]);
-        }
-    }
-    card
+    joined.leave()?;
+    std::process::exit(i32::from(code))
 }
 
 /// The first rank: tells the others what is trained.
@@ -299,10 +146,10 @@ pub(super) fn tell(
     form: &DataForm,
     packing: Packing,
     plan: &StepPlan,
+    profile: &HardwareProfile,
 ) -> Result<()> {
     let DataForm::Tokens { vocabulary, .. } = *form else {
-        let problem = "several ranks train language models only; start storm train by itself";
-        return Err(UsageError(problem.to_owned()).into());
+        bail!("several ranks train language models only");
     };
     let told = Told {
         config,
@@ -311,6 +158,7 @@ pub(super) fn tell(
         batch: plan.batch,
         accumulate: plan.accumulate,
         decisions: plan.planned.decisions.clone(),
+        profile: profile.to_json(),
     };
     Ok(crew.ranks.say(&serde_json::to_vec(&told)?)?)
 }
@@ -330,8 +178,9 @@ fn follow(crew: &Crew) -> Result<u8> {
     let outline = Outline::new(&settings)?;
     let form = DataForm::Tokens { vocabulary: told.vocabulary, is_packed: true };
     let model = outline.for_data(&settings, &form)?;
-    let machine = Machine::of_kind(DeviceKind::Cpu, &(&settings).into())?;
-    let machine = crew.share(machine, &settings);
+    let profile = HardwareProfile::from_json(&told.profile)?;
+    let asked = (&settings).into();
+    let machine = Machine::shared(DeviceKind::Cpu, &asked, Some(crew.share), Some(profile))?;
     let cpu = machine.cpu;
     let packing = if told.segments { Packing::Segments } else { Packing::Single };
     let options = setup::train_options(&settings, &model, packing);
@@ -367,4 +216,43 @@ impl LaunchSite<CpuPlanDevice> for Quiet {
     }
 
     fn notice(&mut self, _: Notice<'_>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::options::Given;
+
+    fn refused(config: &str, kind: DeviceKind, unit: Unit) -> Option<String> {
+        let given: Given = config::parse(config).expect("a config");
+        check(4, &given.resolve(), kind, unit).err().map(|UsageError(problem)| problem)
+    }
+
+    #[test]
+    fn what_ranks_cannot_do_is_refused() {
+        let lanes = "lanes = 8\n";
+        assert_eq!(refused(lanes, DeviceKind::Cpu, Unit::Tokens), None);
+        for (more, kind, unit, part) in [
+            ("", DeviceKind::Cuda, Unit::Tokens, "4 ranks train on the CPU device only"),
+            ("", DeviceKind::Cpu, Unit::Images, "4 ranks train language models only"),
+            ("disk = \"/tmp\"", DeviceKind::Cpu, Unit::Tokens, "disk is for runs on one rank"),
+            (
+                "predict = { direction = \"last-update\" }",
+                DeviceKind::Cpu,
+                Unit::Tokens,
+                "predict is for",
+            ),
+            (
+                "update = \"in-backward\"",
+                DeviceKind::Cpu,
+                Unit::Tokens,
+                "\"in-backward\" is for runs",
+            ),
+        ] {
+            let problem = refused(&format!("{lanes}{more}"), kind, unit).expect("it is refused");
+            assert!(problem.contains(part), "{problem}");
+        }
+        let problem = refused("lanes = 6", DeviceKind::Cpu, Unit::Tokens).expect("6 lanes");
+        assert!(problem.contains("4 ranks cannot share the 6 lanes"), "{problem}");
+    }
 }

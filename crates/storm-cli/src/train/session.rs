@@ -45,7 +45,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         setup.style.say(&format!("data         {}", forecast.predicted()));
     }
     setup.tell_ranks()?;
-    let mut run = begin(setup, trainer, OnAlarm::Stop)?;
+    // Other ranks cannot change their plan on the way.
+    let on_alarm = if setup.crew.is_some() { OnAlarm::GoOn } else { OnAlarm::Stop };
+    let mut run = begin(setup, trainer, on_alarm)?;
 
     let mut progress = Progress::new(setup);
     let mut measure = Measure::default();

@@ -162,12 +162,7 @@ impl Setup {
             (Purpose::Train, Start::Fresh | Start::Anew) => None,
             _ => folder::look(&folder, start)?,
         };
-        let machine_kind = check_outline(&given, &folder, before.as_ref(), start, style)?;
-        if let Some(crew) = crew {
-            let mut given = given.clone();
-            before.iter().for_each(|before| take_over(&mut given, before));
-            crew.check(&given.resolve(), machine_kind)?;
-        }
+        let machine_kind = check_outline(&given, &folder, before.as_ref(), start, style, crew)?;
         disk_tier::check(Asked::from(&settings).disk)?;
 
         let (lock, scratch, before) = match purpose {
@@ -222,10 +217,8 @@ impl Setup {
             eprintln!("{warning}");
         }
 
-        let mut machine = Machine::of_kind(machine_kind, &(&settings).into())?;
-        if let Some(crew) = crew {
-            machine = crew.share(machine, &settings);
-        }
+        let share = crew.map(|crew| crew.share);
+        let machine = Machine::shared(machine_kind, &(&settings).into(), share, None)?;
         let cpu = machine.cpu;
         let options = train_options(&settings, &model.config, data.packing());
         let loading = data.loading_bytes(&settings);
@@ -375,7 +368,14 @@ impl Setup {
     pub(super) fn tell_ranks(&self) -> Result<()> {
         let Some(crew) = &self.crew else { return Ok(()) };
         let config = config::write(&self.given.clone().or(Given::defaults()));
-        ranks::tell(crew, config, &self.data.form(), self.data.packing(), self.launch.plan())
+        ranks::tell(
+            crew,
+            config,
+            &self.data.form(),
+            self.data.packing(),
+            self.launch.plan(),
+            self.launch.profile(),
+        )
     }
 
     /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
@@ -445,6 +445,7 @@ pub(super) fn check_outline(
     before: Option<&Progress>,
     start: Start,
     style: Style,
+    crew: Option<&Crew>,
 ) -> Result<DeviceKind> {
     let mut given = given.clone();
     if let Some(before) = before {
@@ -455,6 +456,9 @@ pub(super) fn check_outline(
     let data = data::Outline::new(&settings, folder, start)?;
     let kind = device::find(settings.device, style)?;
     let model = model::Outline::new(&settings)?;
+    if let Some(crew) = crew {
+        ranks::check(crew.count(), &settings, kind, model.config.unit())?;
+    }
     model::take_adapter(&mut given, &model.config)?;
     let settings = given.resolve();
     let outline = checks::Outline { settings: &settings, folder, kind, model: &model, data: &data };

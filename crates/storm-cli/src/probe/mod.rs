@@ -1,8 +1,10 @@
-//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner.
+//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner. Under `mpirun` also the link between ranks.
+
+mod ranks;
 
 use crate::data::disk_rates;
 use crate::disk_tier::{self, Probed};
-use crate::{hardware, host_memory, memory_limits, size};
+use crate::{hardware, host_memory, joined, memory_limits, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::io::Write;
@@ -13,7 +15,7 @@ use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
 use storm_plan::{GemmKind, HardwareProfile, Link};
 
-#[derive(Args)]
+#[derive(Args, Debug)]
 pub(crate) struct ProbeArgs {
     /// File to write the profile to.
     #[arg(long, default_value = "storm-profile.json")]
@@ -35,7 +37,7 @@ pub(crate) struct ProbeArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum DeviceArg {
     /// An NVIDIA GPU.
     Cuda,
@@ -44,12 +46,20 @@ enum DeviceArg {
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
-    if let DeviceArg::Cpu = args.device {
-        return on_cpu(args);
+    if let Some(joined) = joined::join()? {
+        return ranks::run(args, joined);
     }
-    // Before a minute of measuring, not after.
+    if let DeviceArg::Cpu = args.device {
+        let out = staged(args)?;
+        let ram = memory_limits::host(None)?.bytes;
+        let threads = host_memory::threads(None, ram)?;
+        eprintln!("measuring the CPU …");
+        // As a run has it if it is not told otherwise.
+        let profile = probe_cpu(ram / 2, Some(threads), Bf16Products::Fma)?;
+        return finish_cpu(args, out, profile, threads, &[]);
+    }
     let failed = || format!("cannot write {}", args.out.display());
-    let mut out = StagedFile::create(&args.out, IfPresent::Replace).with_context(failed)?;
+    let mut out = staged(args)?;
     let effort = if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full };
     let start = Instant::now();
     let mut found = probe(args.gpu, effort, |what| {
@@ -90,15 +100,20 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The CPU device and the disk.
-fn on_cpu(args: &ProbeArgs) -> Result<()> {
-    let failed = || format!("cannot write {}", args.out.display());
-    let mut out = StagedFile::create(&args.out, IfPresent::Replace).with_context(failed)?;
-    let ram = memory_limits::host(None)?.bytes;
-    let threads = host_memory::threads(None, ram)?;
-    eprintln!("measuring the CPU …");
-    // As a run has it if it is not told otherwise.
-    let mut profile = probe_cpu(ram / 2, Some(threads), Bf16Products::Fma)?;
+/// Opens the file that the profile goes to: before a minute of measuring, not after.
+fn staged(args: &ProbeArgs) -> Result<StagedFile> {
+    StagedFile::create(&args.out, IfPresent::Replace)
+        .with_context(|| format!("cannot write {}", args.out.display()))
+}
+
+/// Measures the disk, then writes and prints the profile of the CPU device, with `more` lines.
+fn finish_cpu(
+    args: &ProbeArgs,
+    mut out: StagedFile,
+    mut profile: HardwareProfile,
+    threads: usize,
+    more: &[String],
+) -> Result<()> {
     eprintln!("measuring the disk …");
     let disk = disk_rates::measure(&args.at)?;
     let words = disk_rates::words(&disk);
@@ -107,6 +122,7 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     profile.links.extend(state.map(|probed| probed.link()));
     let text = profile.to_json();
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
+    let failed = || format!("cannot write {}", args.out.display());
     out.write_all(text.as_bytes()).with_context(failed)?;
     out.finish().with_context(failed)?;
     if args.json {
@@ -121,6 +137,7 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     if let Some(probed) = state {
         println!("state       on disk: {}", probed.words());
     }
+    more.iter().for_each(|line| println!("{line}"));
     println!("\nwritten to {}", args.out.display());
     Ok(())
 }
