@@ -36,12 +36,19 @@ if os.environ.get("STORM_LONG_TESTS") == "1":
         "widths": [64, 128, 256, 512],
         "blocks": 2,
     }
-    SIDES |= {"small-cnn, full": 32, "resnet-18, full": 32}
+    NETWORKS["resnet-18, narrow"] = {
+        "architecture": "resnet",
+        "widths": [8, 16, 32, 64],
+        "blocks": 2,
+    }
+    SIDES |= {"small-cnn, full": 32, "resnet-18, full": 32, "resnet-18, narrow": 32}
 
-# ResNet-18 has millions of ReLUs, and f32 and f64 disagree on the sign of some whose input is nearly zero. A single one of these in the
-# third stage changes the gradients of all layers below it by 1 %. So its gradients are not compared, and its losses are with PyTorch in
-# f32 beside: even at a small rate, that is 2e-3 from PyTorch in f64, and STORM may be a few times as far.
-DEEP = "resnet-18, full"
+# ResNet-18 has millions of ReLUs, and f32 and f64 disagree on the sign of some whose input is nearly zero. With fresh weights, a
+# single one of these in the third stage changes the gradients of all layers below it by 1 %, and PyTorch in f32 is 2e-3 from
+# PyTorch in f64 after fifty steps. So its norms start with a bias with which hardly any input is near zero, and the rate is one that
+# suits the large activations that follow from it.
+DEEP = ("resnet-18, full", "resnet-18, narrow")
+BIAS = 4.0
 
 # The bounds of losses over fifty steps, of logits, and of the gradients of each layer in one step. STORM's bits are the same on
 # every machine, and no ReLU of the narrow networks switches; one of the full CNN does.
@@ -90,7 +97,9 @@ def normalized(images: torch.Tensor, config: dict, dtype: torch.dtype) -> torch.
     return (images.to(dtype) * factor + summand).permute(0, 3, 1, 2).contiguous()
 
 
-def loss_of(module: torch.nn.Module, config: dict, batch: tuple, dtype: torch.dtype) -> torch.Tensor:
+def loss_of(
+    module: torch.nn.Module, config: dict, batch: tuple, dtype: torch.dtype
+) -> torch.Tensor:
     images, targets = batch
     logits = module(normalized(images, config, dtype))
     return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=SMOOTHING)
@@ -124,13 +133,17 @@ def fresh(name: str, folder: Path) -> tuple[torch.nn.Module, dict]:
     config = config_of(NETWORKS[name], SIDES[name])
     torch.manual_seed(1)
     module = image_classifier.build(config)
+    if name in DEEP:
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                torch.nn.init.constant_(layer.bias, BIAS)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(module.state_dict(), folder / "model.safetensors")
     return module, config
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != DEEP])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in DEEP])
 def test_gradients_of_every_layer(name, run_tool, record, tmp_path):
     start, output = tmp_path / "start", tmp_path / "gradients.safetensors"
     module, config = fresh(name, start)
@@ -157,7 +170,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     # The same few batches over and over, so that there is something to learn.
     batches = [pictures(index % 4, SIDES[name]) for index in range(STEPS)]
     # In f64: PyTorch in f32 is no reference for STORM in f32. A ReLU that switches takes it as far as 2e-3 away.
-    rate = 0.0005 if name == DEEP else 0.005
+    rate = 0.0005 if name in DEEP else 0.005
     expected = losses_of_pytorch(module, config, batches, rate, torch.float64)
     assert expected[-1] < 0.9 * expected[0]
     in_f32 = losses_of_pytorch(module, config, batches, rate, torch.float32)
@@ -180,7 +193,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     record(f"relative loss of {name} in {STEPS} steps of SGD", error)
     record(f"the same of PyTorch in f32 ({name})", of_pytorch)
     bound = LOSSES_RELATIVE_FULL if "full" in name else LOSSES_RELATIVE
-    assert error <= (3 * of_pytorch if name == DEEP else bound)
+    assert error <= bound
 
     # What STORM saved, as PyTorch computes with it.
     loaded, loaded_config = image_classifier.load(trained)
