@@ -122,7 +122,7 @@ fn streamed<D: Trains + 'static>(
         planned.prediction.step_seconds
     );
     progress::show("loading the model");
-    let device = D::options(machine.cpu, budget, None, NO_TUNING, None);
+    let device = D::options(machine.cpu, budget, None, NO_TUNING, None, None);
     let plan = Arc::new(planned.plan);
     let decoder = Decoder::streamed::<D>(config, options, source, plan, device)?;
     progress::show("");

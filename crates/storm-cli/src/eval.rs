@@ -386,7 +386,7 @@ fn evaluate<D: Trains>(
     })?;
     progress::show("loading the model");
     let begun = Instant::now();
-    let device = D::options(machine.cpu, budget, None, NO_TUNING, None);
+    let device = D::options(machine.cpu, budget, None, NO_TUNING, None, None);
     let weights = Loading::new(source, &model, dtype);
     let mut evaluation: Evaluation<D> =
         Evaluation::load(&model, &build, &weights, planned.plan.into(), device)?;

@@ -1,11 +1,13 @@
-//! This process as one of several ranks, which `mpirun` started.
+//! This process as one of several ranks, which a launcher started.
 
 use crate::UsageError;
 use anyhow::{Context, Result, anyhow, bail};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use storm_ranks::rendezvous::{Rendezvous, RendezvousError};
 use storm_ranks::{
-    Address, Engine, Launch, Mpi, Pace, Place, RankError, Watch, end_on_loss, process_variables,
+    Address, Engine, Launch, Launcher, Mpi, Pace, Place, RankError, Sockets, Watch, end_on_loss,
+    process_variables,
 };
 
 /// Bytes that a rank tells of itself: a digest, and why it cannot start, as far as that fits.
@@ -14,33 +16,67 @@ const DIGEST_BYTES: usize = 32;
 
 /// One of several ranks, with a way to the others.
 pub(crate) struct Joined {
-    pub(crate) mpi: SharedMpi,
-    /// How many of the ranks share this machine.
-    pub(crate) local_ranks: usize,
+    pub(crate) engine: SharedEngine,
+    /// What started it.
+    pub(crate) launch: Launch,
     watch: Watch,
+}
+
+/// What connects ranks.
+enum Connection {
+    /// They were started by `mpirun`.
+    Mpi(Mpi),
+    /// They were started by anything else.
+    Sockets(Sockets),
+}
+
+impl Connection {
+    fn engine(&mut self) -> &mut dyn Engine {
+        match self {
+            Connection::Mpi(mpi) => mpi,
+            Connection::Sockets(sockets) => sockets,
+        }
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Connection::Mpi(mpi) => mpi.finish().map_err(|error| anyhow!(error)),
+            Connection::Sockets(sockets) => sockets.finish().map_err(|error| anyhow!(error)),
+        }
+    }
 }
 
 /// The engine, which is finished when the run is over, whoever else holds it.
 #[derive(Clone)]
-pub(crate) struct SharedMpi(Arc<Mutex<Option<Mpi>>>, Place);
+pub(crate) struct SharedEngine(Arc<Mutex<Option<Connection>>>, Place);
 
-impl SharedMpi {
-    fn lock(&self) -> MutexGuard<'_, Option<Mpi>> {
+impl SharedEngine {
+    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Name and version of the library.
     pub(crate) fn version(&self) -> String {
-        self.lock().as_ref().map_or_else(String::new, |mpi| mpi.version().to_owned())
+        match &*self.lock() {
+            Some(Connection::Mpi(mpi)) => mpi.version().to_owned(),
+            Some(Connection::Sockets(_)) => "sockets".to_owned(),
+            None => String::new(),
+        }
     }
 
-    fn with<T>(&self, call: impl FnOnce(&mut Mpi) -> Result<T, RankError>) -> Result<T, RankError> {
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&mut dyn Engine) -> Result<T, RankError>,
+    ) -> Result<T, RankError> {
         let rank = self.1.rank;
-        self.lock().as_mut().map_or(Err(RankError::Gone { rank }), call)
+        match self.lock().as_mut() {
+            Some(connection) => call(connection.engine()),
+            None => Err(RankError::Gone { rank }),
+        }
     }
 }
 
-impl Engine for SharedMpi {
+impl Engine for SharedEngine {
     fn place(&self) -> Place {
         self.1
     }
@@ -52,7 +88,7 @@ impl Engine for SharedMpi {
         receive: &mut [u8],
         receives: &[Range<usize>],
     ) -> Result<(), RankError> {
-        self.with(|mpi| mpi.exchange(send, sends, receive, receives))
+        self.with(|engine| engine.exchange(send, sends, receive, receives))
     }
 
     fn gather(
@@ -61,36 +97,52 @@ impl Engine for SharedMpi {
         all: &mut [u8],
         ranges: &[Range<usize>],
     ) -> Result<(), RankError> {
-        self.with(|mpi| mpi.gather(piece, all, ranges))
+        self.with(|engine| engine.gather(piece, all, ranges))
     }
 
     fn broadcast(&mut self, from: u32, bytes: &mut [u8]) -> Result<(), RankError> {
-        self.with(|mpi| mpi.broadcast(from, bytes))
+        self.with(|engine| engine.broadcast(from, bytes))
     }
 
     fn agree(&mut self, numbers: &mut [i64]) -> Result<(), RankError> {
-        self.with(|mpi| mpi.agree(numbers))
+        self.with(|engine| engine.agree(numbers))
     }
 
     fn barrier(&mut self) -> Result<(), RankError> {
-        self.with(Mpi::barrier)
+        self.with(|engine| engine.barrier())
     }
 
     fn abort(&mut self, reason: &str) {
-        if let Some(mpi) = self.lock().as_mut() {
-            mpi.abort(reason);
+        if let Some(connection) = self.lock().as_mut() {
+            connection.engine().abort(reason);
         }
     }
 }
 
+/// On which devices ranks are to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// Only MPI connects these.
+    Cpu,
+    /// GPUs, or whatever is found.
+    Any,
+}
+
 /// Joins the other ranks; none if there are no others. Where that fails, it fails on all, and the first says why.
-pub(crate) fn join() -> Result<Option<Joined>> {
+pub(crate) fn join(devices: Devices) -> Result<Option<Joined>> {
     let launch = Launch::of_this_process().map_err(|error| UsageError(error.to_string()))?;
     if launch.ranks == 1 {
         return Ok(None);
     }
-    match Mpi::start(&launch, &process_variables()) {
-        Ok(mpi) => Ok(Some(connect(mpi, launch.local_ranks as usize)?)),
+    let has_mpi = !matches!(launch.launcher, Launcher::Torchrun | Launcher::Slurm);
+    let connected = match has_mpi || devices == Devices::Cpu {
+        true => Mpi::start(&launch, &process_variables())
+            .map(Connection::Mpi)
+            .map_err(|error| error.to_string()),
+        false => by_sockets(&launch).map_err(|error| error.to_string()),
+    };
+    match connected {
+        Ok(connection) => Ok(Some(connect(connection, launch)?)),
         Err(_) if launch.rank != 0 => std::process::exit(2),
         Err(error) => {
             Err(UsageError(format!("{} started {} ranks: {error}", launch.launcher, launch.ranks))
@@ -99,18 +151,21 @@ pub(crate) fn join() -> Result<Option<Joined>> {
     }
 }
 
-fn connect(mut mpi: Mpi, local_ranks: usize) -> Result<Joined> {
-    let place = mpi.place();
+fn by_sockets(launch: &Launch) -> Result<Connection, RendezvousError> {
+    let time = Pace::default().join;
+    let mut rendezvous = Rendezvous::of_launcher(launch, &process_variables(), time)?;
+    Sockets::connect(launch, &mut rendezvous, time).map(Connection::Sockets)
+}
+
+fn connect(mut connection: Connection, launch: Launch) -> Result<Joined> {
+    let place = connection.engine().place();
     let (mut own, mut address) = (None, Vec::new());
     if place.rank == 0 {
         let (watch, listening) = Watch::listen(place, Pace::default(), end_on_loss(place))
             .context("cannot watch the other ranks")?;
         (own, address) = (Some(watch), listening.to_bytes());
     }
-    let mut length = (address.len() as u64).to_le_bytes();
-    mpi.broadcast(0, &mut length)?;
-    address.resize(u64::from_le_bytes(length).min(1 << 16) as usize, 0);
-    mpi.broadcast(0, &mut address)?;
+    let address = Rendezvous::Engine(connection.engine()).share(&launch, "watch", &address)?;
     let watch = match own {
         Some(watch) => watch,
         None => {
@@ -119,15 +174,15 @@ fn connect(mut mpi: Mpi, local_ranks: usize) -> Result<Joined> {
                 .context("cannot reach the first rank")?
         }
     };
-    let mpi = SharedMpi(Arc::new(Mutex::new(Some(mpi))), place);
-    Ok(Joined { mpi, local_ranks, watch })
+    let engine = SharedEngine(Arc::new(Mutex::new(Some(connection))), place);
+    Ok(Joined { engine, launch, watch })
 }
 
 impl Joined {
     /// Whether all ranks were started alike: `own` is all that must be the same, or why this one cannot start.
     pub(crate) fn compare(&mut self, own: &Result<String, String>) -> Result<(), UsageError> {
         let all = self.cards(own).map_err(|error| UsageError(error.to_string()))?;
-        let own = &all[self.mpi.place().rank as usize];
+        let own = &all[self.engine.place().rank as usize];
         for (rank, card) in all.iter().enumerate() {
             if let Some(reason) = &card.reason {
                 return Err(UsageError(format!("rank {rank}: {reason}")));
@@ -154,19 +209,19 @@ impl Joined {
 
     /// What every rank says of itself.
     fn cards(&mut self, own: &Result<String, String>) -> Result<Vec<Card>, RankError> {
-        let count = self.mpi.place().ranks as usize;
+        let count = self.engine.place().ranks as usize;
         let mut all = vec![0; count * CARD_BYTES];
         let ranges: Vec<Range<usize>> =
             (0..count).map(|rank| rank * CARD_BYTES..(rank + 1) * CARD_BYTES).collect();
-        self.mpi.gather(&card(own), &mut all, &ranges)?;
+        self.engine.gather(&card(own), &mut all, &ranges)?;
         Ok(all.chunks(CARD_BYTES).map(Card::of_bytes).collect())
     }
 
-    /// Ends MPI, once all ranks are here.
+    /// Disconnects, once all ranks are here.
     pub(crate) fn leave(self) -> Result<()> {
         self.watch.finish();
-        let mpi = self.mpi.lock().take();
-        mpi.map_or(Ok(()), Mpi::finish).map_err(|error| anyhow!(error))
+        let connection = self.engine.lock().take();
+        connection.map_or(Ok(()), Connection::finish)
     }
 }
 

@@ -1,11 +1,11 @@
 //! What a device needs for the queue of collectives: a way to other ranks, and what to send where.
 
+use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use storm_plan::{Collective, CollectiveKind, Compute, Moved, Operand, Place, Plan};
 
 /// A way to all other ranks of a step.
-pub trait Collectives: Send + Sync {
+pub trait Collectives: fmt::Debug + Send + Sync {
     /// Sends `send[sends[i]]` to rank `i` and puts what rank `i` sent here into `receive[receives[i]]`.
     ///
     /// # Errors
@@ -18,9 +18,6 @@ pub trait Collectives: Send + Sync {
         receives: &[Range<usize>],
     ) -> Result<(), String>;
 }
-
-/// The way to other ranks, once it is known.
-pub(crate) type Connected = Option<Arc<dyn Collectives>>;
 
 /// Some bytes of device memory, and where they are in what is sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,9 +94,24 @@ impl Messages {
         messages
     }
 
+    /// What is sent to a rank, in order.
+    pub(crate) fn sent_to(&self, rank: u32) -> impl Iterator<Item = &Packed> {
+        within(&self.pack, self.sends[rank as usize].clone())
+    }
+
+    /// What is received from a rank, in order.
+    pub(crate) fn received_from(&self, rank: u32) -> impl Iterator<Item = &Packed> {
+        within(&self.unpack, self.receives[rank as usize].clone())
+    }
+
     /// How much is sent, and how much is received.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         let end = |ranges: &[Range<usize>]| ranges.iter().map(|range| range.end).max();
         (end(&self.sends).unwrap_or(0), end(&self.receives).unwrap_or(0))
     }
+}
+
+/// What lies in a range of what is sent or received.
+fn within(packed: &[Packed], range: Range<usize>) -> impl Iterator<Item = &Packed> {
+    packed.iter().filter(move |packed| range.contains(&packed.at))
 }

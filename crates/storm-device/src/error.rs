@@ -110,7 +110,9 @@ pub enum DeviceError {
     )]
     NoSupply,
     /// A plan for several ranks on a device that cannot reach others.
-    #[error("this device works on one rank only: plan for one rank, or train on the CPU device")]
+    #[error(
+        "the plan is for one of several ranks, and the device is not connected to the others as that one"
+    )]
     NoRanks,
     /// Host data of the wrong size.
     #[error("{given_bytes} bytes do not fit `{tensor}`, which has {tensor_bytes}")]

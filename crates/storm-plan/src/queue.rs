@@ -155,9 +155,9 @@ impl Links {
         self.link(queue).is_some_and(|link| link.from == Tier::DISK || link.to == Tier::DISK)
     }
 
-    /// Whether threads of the host run a queue, and not the device. These queues come last.
+    /// Whether threads of the host run a queue, and not the device.
     pub fn is_of_host(&self, queue: Queue) -> bool {
-        self.is_data(queue) || self.is_disk(queue) || self.rank_queue() == Some(queue)
+        self.is_data(queue) || self.is_disk(queue)
     }
 
     /// The queue of a link; none if there is no such link.

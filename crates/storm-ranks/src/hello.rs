@@ -107,6 +107,6 @@ pub(crate) fn new_token() -> io::Result<Token> {
 }
 
 /// The name of this machine.
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -4,11 +4,12 @@
 //! system closes the connection at once; when a machine dies, nothing comes any more. The first rank tells the others
 //! which rank it was. So all know within seconds, whatever they are doing, and whatever their launcher does.
 
+use crate::address::Address;
 use crate::engine::Place;
-use crate::hello::{Token, connect, hear, host_name, new_token};
+use crate::hello::{Token, hear};
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,41 +44,6 @@ impl Default for Pace {
             beat: Duration::from_secs(1),
             silence: Duration::from_secs(8),
             join: Duration::from_secs(60),
-        }
-    }
-}
-
-/// Where the first rank listens. It tells the others by a rendezvous.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    host: String,
-    port: u16,
-    token: Token,
-}
-
-impl Address {
-    /// As a message.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        [self.token.as_slice(), &self.port.to_le_bytes(), self.host.as_bytes()].concat()
-    }
-
-    /// Back from a message; none if it is no address.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Address> {
-        let (token, rest) = bytes.split_first_chunk()?;
-        let (port, host) = rest.split_first_chunk()?;
-        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
-        if host.is_empty() || host.len() > 255 || !host.iter().all(is_name) {
-            return None;
-        }
-        let host = std::str::from_utf8(host).ok()?.to_owned();
-        Some(Address { host, port: u16::from_le_bytes(*port), token: *token })
-    }
-
-    /// Names of the first rank's machine, in the order to try them.
-    fn hosts(&self) -> Vec<String> {
-        match self.host == host_name() {
-            true => vec![Ipv4Addr::LOCALHOST.to_string(), self.host.clone()],
-            false => vec![self.host.clone()],
         }
     }
 }
@@ -194,14 +160,11 @@ impl Watch {
         pace: Pace,
         on_loss: impl FnOnce(Loss) + Send + 'static,
     ) -> io::Result<(Watch, Address)> {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        listener.set_nonblocking(true)?;
-        let port = listener.local_addr()?.port();
-        let address = Address { host: host_name(), port, token: new_token()? };
+        let (listener, address) = Address::listen()?;
         let awaited =
             (0..place.ranks).map(|rank| if rank == 0 { Peer::None } else { Peer::Awaited });
         let mut watch = Watch::new(pace, awaited.collect(), Box::new(on_loss))?;
-        let (shared, token) = (watch.shared.clone(), address.token);
+        let (shared, token) = (watch.shared.clone(), *address.token());
         watch
             .threads
             .push(spawn("watch-accept", move || accept(&shared, &listener, token, place.ranks))?);
@@ -216,7 +179,7 @@ impl Watch {
         on_loss: impl FnOnce(Loss) + Send + 'static,
     ) -> io::Result<Watch> {
         let deadline = Instant::now() + pace.join;
-        let stream = connect(&address.hosts(), address.port, &address.token, place.rank, deadline)?;
+        let stream = address.connect(place.rank, deadline)?;
         let mut watch = Watch::new(pace, vec![Peer::Here(stream.try_clone()?)], Box::new(on_loss))?;
         let shared = watch.shared.clone();
         watch.threads.push(spawn("watch-read", move || follow(&shared, 0, stream))?);
@@ -487,7 +450,7 @@ mod tests {
         let (_watch, address) =
             Watch::listen(place, pace, move |loss| sender.send(loss).unwrap()).unwrap();
         let deadline = Instant::now() + PATIENT.join;
-        let _silent = connect(&address.hosts(), address.port, &address.token, 1, deadline).unwrap();
+        let _silent = address.connect(1, deadline).unwrap();
         assert_eq!(losses.recv().unwrap(), Loss { rank: 1, cause: Cause::Silent });
     }
 
@@ -510,7 +473,7 @@ mod tests {
         let (first, address) =
             Watch::listen(place, PATIENT, move |loss| report.send(loss).unwrap()).unwrap();
         let stranger = |bytes: &[u8]| {
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).unwrap();
+            let mut stream = TcpStream::connect(("localhost", address.port())).unwrap();
             stream.write_all(bytes).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
             let mut answer = Vec::new();
@@ -526,7 +489,7 @@ mod tests {
             stranger(&[b"STORMRK\x01".as_slice(), &token, &rank.to_le_bytes()].concat());
         }
         for rank in [0u32, 2] {
-            stranger(&[b"STORMRK\x01".as_slice(), &address.token, &rank.to_le_bytes()].concat());
+            stranger(&[b"STORMRK\x01".as_slice(), address.token(), &rank.to_le_bytes()].concat());
         }
         let place = Place { rank: 1, ranks: 2 };
         let second =
@@ -535,17 +498,5 @@ mod tests {
         first.finish();
         finishing.join().unwrap();
         assert!(losses.recv().is_err());
-    }
-
-    #[test]
-    fn addresses_are_checked() {
-        let address = Address { host: "node-1.example".to_owned(), port: 4711, token: [7; 16] };
-        let bytes = address.to_bytes();
-        assert_eq!(Address::from_bytes(&bytes), Some(address));
-        for length in 0..=18 {
-            assert_eq!(Address::from_bytes(&bytes[..length]), None);
-        }
-        assert_eq!(Address::from_bytes(&[bytes.as_slice(), b"/\n"].concat()), None);
-        assert_eq!(Address::from_bytes(&[bytes.as_slice(), &[b'a'; 300]].concat()), None);
     }
 }

@@ -20,10 +20,12 @@ use crate::{AnyBatch, RunError, StepReport, TrainError};
 use figures::Memory;
 use half::bf16;
 use orders::Order;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use storm_device::cpu::CpuPlanDevice;
 use storm_device::{Collectives, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{DType, TensorClass, Training};
 use storm_plan::{RankPlace, Tier, UpdateTime, shared_digest};
@@ -96,6 +98,33 @@ impl Ranks {
         }
     }
 
+    /// What every rank says, in order. If one says why it failed, that is the error on all.
+    ///
+    /// # Errors
+    /// A rank says that it failed, or is gone.
+    pub fn hear_all<T: Serialize, U: DeserializeOwned>(
+        &self,
+        own: &Result<T, String>,
+    ) -> Result<Vec<U>, RankError> {
+        let own = serde_json::to_vec(own).expect("plain data");
+        let mut longest = [own.len() as i64];
+        self.lock().engine.agree(&mut longest)?;
+        let bytes = usize::try_from(longest[0]).map_err(|_| out_of_step())?;
+        let mut piece = own;
+        // JSON may end in spaces.
+        piece.resize(bytes, b' ');
+        let mut all = vec![0; bytes * self.place.ranks as usize];
+        self.gather(&piece, &mut all)?;
+        let mut said = Vec::new();
+        for (rank, piece) in (0..).zip(all.chunks(bytes)) {
+            match serde_json::from_slice(piece).map_err(|_| out_of_step())? {
+                Ok(one) => said.push(one),
+                Err(reason) => return Err(RankError::Aborted { rank, reason }),
+            }
+        }
+        Ok(said)
+    }
+
     /// The first rank: ends the others with this exit code. In the middle of a step that is only possible at once.
     ///
     /// # Errors
@@ -146,7 +175,13 @@ fn out_of_step() -> RankError {
     RankError::OutOfStep { collective: Collective::Broadcast, other: 0 }
 }
 
-/// For the queue of collectives.
+impl fmt::Debug for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranks").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+/// For the queue of collectives of the CPU device.
 impl Collectives for Ranks {
     fn exchange(
         &self,
@@ -174,15 +209,15 @@ pub(crate) struct RankState {
     figures: Vec<RankFigures>,
 }
 
-impl Trainer<CpuPlanDevice> {
-    /// From now on, steps are computed by all ranks, and this is the first of them. The plan is for it, and no step was made. Other
-    /// ranks take over the weights; their optimizer state is that of the beginning.
+impl<D: PlanDevice> Trainer<D> {
+    /// From now on, steps are computed by all ranks, and this is the first of them. The plan is for it, its device is connected to
+    /// the others, and no step was made. Other ranks take over the weights; their optimizer state is that of the beginning.
     ///
     /// # Errors
     /// The plan, the model or the number of lanes do not allow it, or the plans of ranks do not fit together.
     pub fn lead(&mut self, ranks: Ranks) -> Result<(), TrainError> {
         let state = self.rank_state(ranks)?;
-        self.connect(&state)?;
+        self.compare_plans(&state)?;
         self.send_weights(&state)?;
         self.ranks = Some(Box::new(state));
         Ok(())
@@ -194,7 +229,7 @@ impl Trainer<CpuPlanDevice> {
     /// As [`Trainer::lead`]; from the device, or if a rank is gone.
     pub fn follow(mut self, ranks: &Ranks) -> Result<u8, TrainError> {
         let state = self.rank_state(ranks.clone())?;
-        self.connect(&state)?;
+        self.compare_plans(&state)?;
         self.take_weights(&state)?;
         loop {
             match ranks.next_order()? {
@@ -254,8 +289,8 @@ impl Trainer<CpuPlanDevice> {
         Ok(RankState { ranks, tensors, batches: Vec::new(), figures: Vec::new() })
     }
 
-    /// Makes sure that all ranks have plans that fit together, and lets collectives use the engine.
-    fn connect(&mut self, state: &RankState) -> Result<(), TrainError> {
+    /// Makes sure that all ranks have plans that fit together.
+    fn compare_plans(&self, state: &RankState) -> Result<(), TrainError> {
         let digest = shared_digest(self.plan()) as i64;
         let mut most = [digest, digest.wrapping_neg()];
         state.ranks.lock().engine.agree(&mut most)?;
@@ -263,8 +298,6 @@ impl Trainer<CpuPlanDevice> {
             let problem = "of this rank does not fit those of the others".to_owned();
             return Err(TrainError::Option { option: "plan", problem });
         }
-        let ranks = Arc::new(state.ranks.clone());
-        self.planned.device_mut().set_ranks(ranks).map_err(storm_exec::ExecError::from)?;
         Ok(())
     }
 

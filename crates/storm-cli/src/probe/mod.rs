@@ -4,6 +4,7 @@ mod ranks;
 
 use crate::data::disk_rates;
 use crate::disk_tier::{self, Probed};
+use crate::joined::Devices;
 use crate::{hardware, host_memory, joined, memory_limits, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -46,7 +47,7 @@ enum DeviceArg {
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
-    if let Some(joined) = joined::join()? {
+    if let Some(joined) = joined::join(Devices::Cpu)? {
         return ranks::run(args, joined);
     }
     if let DeviceArg::Cpu = args.device {

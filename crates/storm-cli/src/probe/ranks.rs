@@ -16,11 +16,11 @@ const NOT_ON_GPUS: &str = "the link between ranks is measured for the CPU device
 
 /// Measures on all ranks. The first one writes the profile, and says what is wrong on any. Returns on the first rank only.
 pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
-    let rank = joined.mpi.place().rank;
+    let rank = joined.engine.place().rank;
     let measured = on_rank(args, &mut joined);
     let code = i64::from(measured.as_ref().map_or_else(crate::code_of, |()| 0));
     let mut agreed = [code];
-    joined.mpi.agree(&mut agreed)?;
+    joined.engine.agree(&mut agreed)?;
     joined.leave()?;
     match rank {
         0 => measured,
@@ -30,7 +30,7 @@ pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
 
 /// What one rank does. Where one fails, all do, so that none waits for another.
 fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
-    let place = joined.mpi.place();
+    let place = joined.engine.place();
     let own = match args.device {
         DeviceArg::Cpu => Ok(format!("{args:?}")),
         DeviceArg::Cuda => Err(NOT_ON_GPUS.to_owned()),
@@ -47,21 +47,22 @@ fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
     if out.is_some() {
         eprintln!("measuring the CPU with {} ranks …", place.ranks);
     }
-    let ram = memory_limits::host(None).map(|limit| limit.bytes / joined.local_ranks as u64);
+    let ram =
+        memory_limits::host(None).map(|limit| limit.bytes / u64::from(joined.launch.local_ranks));
     let ram = joined.together(ram)?;
     let threads = joined.together(host_memory::threads(None, ram))?;
-    let threads = (threads / joined.local_ranks).max(1);
+    let threads = (threads / joined.launch.local_ranks as usize).max(1);
     // All at once, as in a run: ranks on a machine share its memory.
     let profile = joined
         .together(probe_cpu(ram / 2, Some(threads), Bf16Products::Fma).map_err(Into::into))?;
     if out.is_some() {
         eprintln!("measuring the link …");
     }
-    let machines = machines_of_ranks(&mut joined.mpi)?;
+    let machines = machines_of_ranks(&mut joined.engine)?;
     let begun = Instant::now();
-    let link = measure_link(&mut joined.mpi, &machines, &mut || begun.elapsed())?;
+    let link = measure_link(&mut joined.engine, &machines, &mut || begun.elapsed())?;
     let Some(out) = out else { return Ok(()) };
-    let version = joined.mpi.version();
+    let version = joined.engine.version();
     let profile = HardwareProfile {
         ranks: Some(link_of(&link)),
         source: format!("{}, by each of {} ranks over {version}", profile.source, place.ranks),

@@ -2,6 +2,7 @@
 
 use super::options::Settings;
 use super::output::Style;
+use super::ranks::Crew;
 use super::values::DeviceArg;
 use crate::disk_tier::{self, DiskArgs, DiskTier};
 use crate::hardware;
@@ -10,12 +11,11 @@ use crate::model::grouped;
 use crate::{UsageError, doctor, host_memory, progress, size, tuning};
 use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
-use storm_device::DiskOptions;
-use storm_device::PlanDevice;
+use std::sync::Arc;
 use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
+use storm_device::{Collectives, DiskOptions, PlanDevice};
 use storm_plan::{Budget, HardwareProfile, Tier};
-use storm_train::{Ranks, TrainError, Trainer};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,10 @@ impl Machine {
         let disk_with =
             |profile: &HardwareProfile| opened.or_else(|| disk_tier::assume(asked.disk, profile));
         if kind == DeviceKind::Cuda {
-            let mut profile = hardware::named_or_found(asked.hardware)?;
+            let mut profile = match known {
+                Some(known) => known,
+                None => hardware::named_or_found(asked.hardware)?,
+            };
             let vram = memory_limits::device(vram, &profile);
             let disk = disk_with(&profile);
             DiskTier::in_profile(disk.as_ref(), &mut profile);
@@ -200,17 +203,16 @@ impl Machine {
 /// A device that runs train on.
 pub(crate) trait Trains: PlanDevice {
     /// Options for a device within a budget, which computes like this if it is the CPU. A GPU may take `tune_seconds` for
-    /// finding the fastest algorithms. A device that ran before may have something to keep.
+    /// finding the fastest algorithms. A device that ran before may have something to keep, and one of several ranks is
+    /// connected to the others.
     fn options(
         cpu: CpuUse,
         budget: Budget,
         disk: Option<DiskOptions>,
         tune_seconds: f64,
         before: Option<Self>,
+        crew: Option<&Crew>,
     ) -> Self::Options;
-
-    /// Makes this the first of several ranks.
-    fn lead(trainer: &mut Trainer<Self>, ranks: Ranks) -> Result<(), TrainError>;
 }
 
 impl Trains for CpuPlanDevice {
@@ -220,18 +222,16 @@ impl Trains for CpuPlanDevice {
         disk: Option<DiskOptions>,
         _: f64,
         _: Option<Self>,
+        crew: Option<&Crew>,
     ) -> CpuPlanOptions {
         CpuPlanOptions {
             threads: Some(cpu.threads),
             trace: true,
             disk,
             products: cpu.products,
+            ranks: crew.map(|crew| Arc::new(crew.ranks.clone()) as Arc<dyn Collectives>),
             ..CpuPlanOptions::default()
         }
-    }
-
-    fn lead(trainer: &mut Trainer<Self>, ranks: Ranks) -> Result<(), TrainError> {
-        trainer.lead(ranks)
     }
 }
 
@@ -242,8 +242,12 @@ impl Trains for CudaPlanDevice {
         disk: Option<DiskOptions>,
         tune_seconds: f64,
         before: Option<Self>,
+        crew: Option<&Crew>,
     ) -> CudaPlanOptions {
+        let cards = crew.and_then(Crew::cards);
         CudaPlanOptions {
+            ordinal: cards.map_or(0, |cards| cards.ordinal),
+            ranks: cards.map(|cards| Arc::clone(&cards.ranks)),
             trace: true,
             vram_bytes: Some(budget[Tier::DEVICE]),
             disk,
@@ -253,10 +257,5 @@ impl Trains for CudaPlanDevice {
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
         }
-    }
-
-    fn lead(_: &mut Trainer<Self>, _: Ranks) -> Result<(), TrainError> {
-        let problem = "several ranks train on the CPU device only".to_owned();
-        Err(TrainError::Option { option: "device", problem })
     }
 }

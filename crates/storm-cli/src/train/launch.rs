@@ -4,6 +4,7 @@ use super::data::RunData;
 use super::device::{CpuUse, DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
+use super::ranks::Crew;
 use super::setup::Setup;
 use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
@@ -111,11 +112,12 @@ pub(super) fn within_less<D: Trains>(
 }
 
 fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
-    let Setup { launch, settings, data, model, style, cpu, steps, request, .. } = setup;
+    let Setup { launch, settings, data, model, style, cpu, steps, request, crew, .. } = setup;
     let (style, cpu, steps) = (*style, *cpu, *steps);
     let unit = model.config.unit();
     let disk = request.disk.as_ref();
-    (launch, Site { settings, data, unit, style, cpu, steps, disk, making: None })
+    let crew = crew.as_ref();
+    (launch, Site { settings, data, unit, style, cpu, steps, disk, crew, making: None })
 }
 
 struct Site<'a> {
@@ -128,6 +130,7 @@ struct Site<'a> {
     /// Of the run.
     steps: u64,
     disk: Option<&'a DiskTier>,
+    crew: Option<&'a Crew>,
     /// Weights that are being made.
     making: Option<progress::Bytes>,
 }
@@ -136,7 +139,8 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
     fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options {
         let run_seconds = plan.predicted_seconds() * self.steps as f64;
         let disk = DiskTier::options(self.disk);
-        D::options(self.cpu, budget, disk, tuning::seconds(run_seconds), before)
+        let tune_seconds = tuning::seconds(run_seconds);
+        D::options(self.cpu, budget, disk, tune_seconds, before, self.crew)
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {

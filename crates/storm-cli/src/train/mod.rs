@@ -3,6 +3,7 @@
 #[macro_use]
 mod table;
 
+mod cards;
 mod checks;
 mod config;
 mod data;
@@ -35,6 +36,7 @@ mod signals;
 mod summary;
 mod values;
 
+use crate::joined::Devices;
 use crate::model_tokenizer::OtherTokenizer;
 use crate::{UsageError, joined};
 use anyhow::Result;
@@ -105,11 +107,14 @@ pub(crate) fn settings_of(config: &Path) -> Result<Settings> {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
-    match joined::join()? {
-        None => start(prepare(args)?, None),
-        Some(joined) => {
-            ranks::run(joined, prepare(args), |prepared, crew| start(prepared, Some(crew)))
-        }
+    let prepared = prepare(args);
+    let devices = match prepared.as_ref().map(|prepared| prepared.given.device) {
+        Ok(Some(DeviceArg::Cpu)) => Devices::Cpu,
+        _ => Devices::Any,
+    };
+    match joined::join(devices)? {
+        None => start(prepared?, None),
+        Some(joined) => ranks::run(joined, prepared, |prepared, crew| start(prepared, Some(crew))),
     }
 }
 

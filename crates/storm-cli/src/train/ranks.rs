@@ -1,5 +1,6 @@
 //! Several ranks of a run, which `mpirun` started. The first one is the run, as it would be by itself; the others compute lanes for it.
 
+use super::cards::Cards;
 use super::data::DataForm;
 use super::device::{CpuUse, DeviceKind, Machine, Share, Trains};
 use super::model::Outline;
@@ -12,24 +13,33 @@ use crate::{UsageError, memory_limits};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use storm_device::DiskOptions;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cpu::CpuPlanDevice;
+use storm_device::cuda::CudaPlanDevice;
 use storm_model::{Packing, Unit};
 use storm_plan::{Budget, Decisions, HardwareProfile, RankPlace};
-use storm_ranks::{Engine, Place};
+use storm_ranks::nccl::Id;
+use storm_ranks::{Engine, Launch, Launcher, Place};
 use storm_train::{
     AnyBatch, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks, RunError,
     StepPlan, StepSize,
 };
 
+/// Allows several GPUs, which no test has run on hardware.
+const GPUS: &str = "STORM_UNTESTED_GPU_RANKS";
+
 /// What a run knows of its ranks.
 #[derive(Clone)]
-pub(super) struct Crew {
+pub(crate) struct Crew {
     pub(super) ranks: Ranks,
     /// What this one has of its machine.
     pub(super) share: Share,
+    /// What started it.
+    pub(super) launch: Launch,
+    /// The GPUs, once they are connected; never on the CPU device.
+    cards: Arc<OnceLock<Cards>>,
 }
 
 impl Crew {
@@ -42,21 +52,63 @@ impl Crew {
         let Place { rank, ranks } = self.ranks.place();
         RankPlace { rank, ranks }
     }
+
+    /// The GPUs of all ranks; none on the CPU device.
+    pub(super) fn cards(&self) -> Option<&Cards> {
+        self.cards.get()
+    }
+
+    /// The first rank: connects the GPUs of all.
+    pub(super) fn connect_cards(&self) -> Result<()> {
+        let id = Cards::new_id()?;
+        self.say(&Said::Cards { id: id.to_bytes() })?;
+        self.join_cards(id)
+    }
+
+    fn join_cards(&self, id: Id) -> Result<()> {
+        let cards = Cards::connect(&self.ranks, &self.launch, id)?;
+        // Once for each run, so that nothing is there yet.
+        let _ = self.cards.set(cards);
+        Ok(())
+    }
+
+    fn say(&self, said: &Said) -> Result<()> {
+        Ok(self.ranks.say(&serde_json::to_vec(said)?)?)
+    }
+}
+
+/// What the first rank tells the others before the first step.
+#[derive(Serialize, Deserialize)]
+enum Said {
+    /// To connect their GPUs, with this id of NCCL.
+    Cards { id: Vec<u8> },
+    /// What is trained.
+    Begin(Box<Told>),
 }
 
 /// Refuses what several ranks cannot do.
 pub(super) fn check(
-    ranks: usize,
+    launch: &Launch,
     settings: &Settings,
     kind: DeviceKind,
     unit: Unit,
 ) -> Result<(), UsageError> {
-    let lanes = settings.lanes.get();
+    let (ranks, lanes) = (launch.ranks as usize, settings.lanes.get());
     let refuse = |problem: String| Err(UsageError(problem));
-    if kind != DeviceKind::Cpu {
-        return refuse(format!(
-            "{ranks} ranks train on the CPU device only; give --device cpu, or start storm train by itself"
-        ));
+    match (kind, launch.launcher) {
+        (DeviceKind::Cuda, _) if !may_use_gpus() => {
+            return refuse(format!(
+                "{ranks} ranks train on the CPU device; give --device cpu, or start storm train by itself. Several GPUs have \
+                 not been tested on hardware yet: set {GPUS}=1 to try them"
+            ));
+        }
+        (DeviceKind::Cpu, Launcher::Torchrun | Launcher::Slurm) => {
+            return refuse(format!(
+                "{} does not connect ranks on the CPU device: start them by mpirun -n {ranks} storm train …",
+                launch.launcher
+            ));
+        }
+        _ => {}
     }
     if unit != Unit::Tokens {
         return refuse(format!(
@@ -79,6 +131,10 @@ pub(super) fn check(
     }
 }
 
+fn may_use_gpus() -> bool {
+    std::env::var_os(GPUS).is_some_and(|value| value == "1")
+}
+
 /// What the other ranks must know before the first step.
 #[derive(Serialize, Deserialize)]
 struct Told {
@@ -97,10 +153,10 @@ struct Told {
 
 /// What this rank has of its machine. Of host memory all have as much as the one with the least: they have one plan.
 fn share(joined: &mut Joined) -> Result<Share> {
-    let local_ranks = joined.local_ranks;
+    let local_ranks = joined.launch.local_ranks as usize;
     let own = memory_limits::host(None).map_or(0, |limit| limit.bytes / local_ranks as u64);
     let mut most = [-(own as i64)];
-    joined.mpi.agree(&mut most)?;
+    joined.engine.agree(&mut most)?;
     Ok(Share { local_ranks, ram_bytes: most[0].unsigned_abs() })
 }
 
@@ -111,7 +167,8 @@ pub(super) fn run(
     start: impl FnOnce(Prepared, &Crew) -> Result<()>,
 ) -> Result<()> {
     let share = share(&mut joined)?;
-    let crew = Crew { ranks: Ranks::new(Box::new(joined.mpi.clone())), share };
+    let ranks = Ranks::new(Box::new(joined.engine.clone()));
+    let crew = Crew { ranks, share, launch: joined.launch, cards: Arc::default() };
     let place = crew.ranks.place();
     let own = match &prepared {
         Ok(prepared) => Ok(format!("{:?}", prepared.words())),
@@ -160,7 +217,7 @@ pub(super) fn tell(
         decisions: plan.planned.decisions.clone(),
         profile: profile.to_json(),
     };
-    Ok(crew.ranks.say(&serde_json::to_vec(&told)?)?)
+    crew.say(&Said::Begin(Box::new(told)))
 }
 
 /// Any other rank: computes lanes until the run is over.
@@ -169,18 +226,37 @@ fn follow(crew: &Crew) -> Result<u8> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let message = match crew.ranks.hear()? {
-        Heard::Message(message) => message,
-        Heard::End(code) => return Ok(code),
-    };
-    let told: Told = serde_json::from_slice(&message).context("rank 0 says something else")?;
+    loop {
+        let message = match crew.ranks.hear()? {
+            Heard::Message(message) => message,
+            Heard::End(code) => return Ok(code),
+        };
+        match serde_json::from_slice(&message).context("rank 0 says something else")? {
+            Said::Cards { id } => {
+                let id = Id::from_bytes(&id).context("rank 0 says something else")?;
+                // If it fails, it fails on rank 0 as well, which says so and ends the run.
+                let _ = crew.join_cards(id);
+            }
+            Said::Begin(told) if crew.cards().is_some() => {
+                return follow_on::<CudaPlanDevice>(crew, DeviceKind::Cuda, *told);
+            }
+            Said::Begin(told) => return follow_on::<CpuPlanDevice>(crew, DeviceKind::Cpu, *told),
+        }
+    }
+}
+
+/// Computes lanes on a device.
+fn follow_on<D: Trains>(crew: &Crew, kind: DeviceKind, told: Told) -> Result<u8> {
     let settings = config::parse(&told.config).map_err(|problem| anyhow!(problem))?.resolve();
     let outline = Outline::new(&settings)?;
     let form = DataForm::Tokens { vocabulary: told.vocabulary, is_packed: true };
     let model = outline.for_data(&settings, &form)?;
     let profile = HardwareProfile::from_json(&told.profile)?;
     let asked = (&settings).into();
-    let machine = Machine::shared(DeviceKind::Cpu, &asked, Some(crew.share), Some(profile))?;
+    let mut machine = Machine::shared(kind, &asked, Some(crew.share), Some(profile))?;
+    if let Some(cards) = crew.cards() {
+        cards.share(&mut machine, &settings);
+    }
     let cpu = machine.cpu;
     let packing = if told.segments { Packing::Segments } else { Packing::Single };
     let options = setup::train_options(&settings, &model, packing);
@@ -190,25 +266,21 @@ fn follow(crew: &Crew) -> Result<u8> {
     request.options.batch = told.batch;
     let request_of_launch = LaunchRequest { decided: Some(told.decisions), ..request.launch(None) };
     let mut launch = TrainLaunch::new(request_of_launch)?;
-    let mut site = Quiet { cpu, disk: DiskTier::options(request.disk.as_ref()) };
-    let trainer = launch.start::<CpuPlanDevice>(&mut site, None)?.trainer;
+    let mut site = Quiet { cpu, disk: DiskTier::options(request.disk.as_ref()), crew };
+    let trainer = launch.start::<D>(&mut site, None)?.trainer;
     Ok(trainer.follow(&crew.ranks)?)
 }
 
 /// A launch of which nothing is said: the first rank says it.
-struct Quiet {
+struct Quiet<'a> {
     cpu: CpuUse,
     disk: Option<DiskOptions>,
+    crew: &'a Crew,
 }
 
-impl LaunchSite<CpuPlanDevice> for Quiet {
-    fn device(
-        &mut self,
-        budget: Budget,
-        _: &StepPlan,
-        before: Option<CpuPlanDevice>,
-    ) -> CpuPlanOptions {
-        CpuPlanDevice::options(self.cpu, budget, self.disk.clone(), 0.0, before)
+impl<D: Trains> LaunchSite<D> for Quiet<'_> {
+    fn device(&mut self, budget: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
+        D::options(self.cpu, budget, self.disk.clone(), 0.0, before, Some(self.crew))
     }
 
     fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {
@@ -223,9 +295,15 @@ mod tests {
     use super::*;
     use crate::train::options::Given;
 
+    fn launch(launcher: Launcher) -> Launch {
+        Launch { launcher, rank: 0, ranks: 4, local_rank: 0, local_ranks: 4 }
+    }
+
     fn refused(config: &str, kind: DeviceKind, unit: Unit) -> Option<String> {
         let given: Given = config::parse(config).expect("a config");
-        check(4, &given.resolve(), kind, unit).err().map(|UsageError(problem)| problem)
+        check(&launch(Launcher::Mpich), &given.resolve(), kind, unit)
+            .err()
+            .map(|UsageError(problem)| problem)
     }
 
     #[test]
@@ -233,7 +311,7 @@ mod tests {
         let lanes = "lanes = 8\n";
         assert_eq!(refused(lanes, DeviceKind::Cpu, Unit::Tokens), None);
         for (more, kind, unit, part) in [
-            ("", DeviceKind::Cuda, Unit::Tokens, "4 ranks train on the CPU device only"),
+            ("", DeviceKind::Cuda, Unit::Tokens, "4 ranks train on the CPU device; give"),
             ("", DeviceKind::Cpu, Unit::Images, "4 ranks train language models only"),
             ("disk = \"/tmp\"", DeviceKind::Cpu, Unit::Tokens, "disk is for runs on one rank"),
             (
@@ -252,6 +330,11 @@ mod tests {
             let problem = refused(&format!("{lanes}{more}"), kind, unit).expect("it is refused");
             assert!(problem.contains(part), "{problem}");
         }
+        let given: Given = config::parse(lanes).expect("a config");
+        let problem =
+            check(&launch(Launcher::Torchrun), &given.resolve(), DeviceKind::Cpu, Unit::Tokens);
+        let UsageError(problem) = problem.expect_err("torchrun on the CPU");
+        assert!(problem.contains("mpirun -n 4 storm train"), "{problem}");
         let problem = refused("lanes = 6", DeviceKind::Cpu, Unit::Tokens).expect("6 lanes");
         assert!(problem.contains("4 ranks cannot share the 6 lanes"), "{problem}");
     }

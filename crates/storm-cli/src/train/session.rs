@@ -150,7 +150,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
     // Before weights are loaded: other ranks have them, too.
     if let Some(crew) = &setup.crew {
-        D::lead(&mut trainer, crew.ranks.clone())?;
+        trainer.lead(crew.ranks.clone())?;
     }
     if let Some(weights) = &setup.model.weights {
         let dtype = trainer.options().precision.compute();

@@ -164,6 +164,9 @@ impl Setup {
         };
         let machine_kind = check_outline(&given, &folder, before.as_ref(), start, style, crew)?;
         disk_tier::check(Asked::from(&settings).disk)?;
+        if let (Some(crew), DeviceKind::Cuda) = (crew, machine_kind) {
+            crew.connect_cards()?;
+        }
 
         let (lock, scratch, before) = match purpose {
             Purpose::DryRun => (None, Some(TempDir::new().context("no temporary folder")?), before),
@@ -218,7 +221,11 @@ impl Setup {
         }
 
         let share = crew.map(|crew| crew.share);
-        let machine = Machine::shared(machine_kind, &(&settings).into(), share, None)?;
+        let mut machine = Machine::shared(machine_kind, &(&settings).into(), share, None)?;
+        if let Some(cards) = crew.and_then(Crew::cards) {
+            cards.count_memory(&mut machine);
+            cards.share(&mut machine, &settings);
+        }
         let cpu = machine.cpu;
         let options = train_options(&settings, &model.config, data.packing());
         let loading = data.loading_bytes(&settings);
@@ -457,7 +464,7 @@ pub(super) fn check_outline(
     let kind = device::find(settings.device, style)?;
     let model = model::Outline::new(&settings)?;
     if let Some(crew) = crew {
-        ranks::check(crew.count(), &settings, kind, model.config.unit())?;
+        ranks::check(&crew.launch, &settings, kind, model.config.unit())?;
     }
     model::take_adapter(&mut given, &model.config)?;
     let settings = given.resolve();

@@ -20,23 +20,23 @@ struct Mpi {
 fn mpis() -> Vec<Mpi> {
     let open_mpi = &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"];
     let all = [("mpi/mpich/bin/mpirun", &[][..]), ("mpi/openmpi/bin/mpirun", &open_mpi[..])];
+    let found = |(path, options)| launcher(path).map(|program| Mpi { program, options });
+    all.into_iter().filter_map(found).collect()
+}
+
+/// A launcher, where `cargo xtask test` has installed it.
+fn launcher(path: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
-    let mut found = Vec::new();
-    for (path, options) in all {
-        let program = folder.as_ref().map(|folder| folder.join(path));
-        match program.filter(|program| program.is_file()) {
-            Some(program) => found.push(Mpi { program, options }),
-            None => {
-                let message = format!(
-                    "not tested: there is no {path} in VIRTUAL_ENV. `cargo xtask test` installs it"
-                );
-                assert!(std::env::var_os("STORM_REQUIRE_LAUNCHERS").is_none(), "{message}");
-                // Past the test harness, which would hide it.
-                let _ = writeln!(std::io::stderr(), "{message}");
-            }
-        }
+    let program = folder.map(|folder| folder.join(path)).filter(|program| program.is_file());
+    if program.is_none() {
+        let message = format!(
+            "not tested: there is no {path} in VIRTUAL_ENV. `cargo xtask test` installs it"
+        );
+        assert!(std::env::var_os("STORM_REQUIRE_LAUNCHERS").is_none(), "{message}");
+        // Past the test harness, which would hide it.
+        let _ = writeln!(std::io::stderr(), "{message}");
     }
-    found
+    program
 }
 
 impl Mpi {
@@ -314,5 +314,26 @@ fn other_launchers_are_refused() {
     finish(torchrun("0")).failed(2, &["started 2 ranks", "mpirun -n"]);
     let other = finish(torchrun("1"));
     assert_eq!((other.code, other.stderr.as_str()), (Some(2), ""));
+    assert!(!place.run_folder("a").exists());
+}
+
+/// Ranks of a real torchrun are connected by sockets. Without a GPU that may be used, only the first one says why the run ends, and
+/// all end alike.
+#[test]
+fn ranks_of_torchrun_are_refused_together() {
+    let Some(torchrun) = launcher("bin/torchrun") else { return };
+    let place = Place::new();
+    let storm = place.command("a", &["--device", "auto"]);
+    let mut command = Command::new(torchrun);
+    command.current_dir(place.path()).env_remove("RANK").env_remove("WORLD_SIZE");
+    command.env("OMP_NUM_THREADS", "1").env_remove("STORM_UNTESTED_GPU_RANKS");
+    command.args(["--standalone", "--nproc-per-node=2", "--no-python"]);
+    command.arg(storm.get_program()).args(storm.get_args());
+    let done = finish(command);
+    let reasons = ["mpirun -n 2 storm train", "set STORM_UNTESTED_GPU_RANKS=1"];
+    let said: usize = reasons.iter().map(|reason| done.stderr.matches(reason).count()).sum();
+    assert_eq!(said, 1, "{}", done.stderr);
+    // torchrun names the first that failed.
+    assert!(done.stderr.contains("exitcode  : 2"), "{}", done.stderr);
     assert!(!place.run_folder("a").exists());
 }

@@ -2,6 +2,7 @@ use crate::MemoryRefused;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
+use storm_ranks::nccl::NcclError;
 
 /// Why a GPU cannot be used, or stopped working, and what to do about it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -90,6 +91,17 @@ pub enum CudaError {
         /// The driver's code.
         code: CUresult,
     },
+    /// Something else arrived from a rank than it sent.
+    #[error(
+        "what rank {rank} sent to this one arrived changed: the connection between the cards is faulty"
+    )]
+    MessageChanged {
+        /// Which.
+        rank: u32,
+    },
+    /// From NCCL.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     /// cuBLASLt refused a matrix product.
     #[error("cuBLASLt: {what}: {status}")]
     Blas {

@@ -119,16 +119,17 @@ impl MemoryMeter {
     }
 
     fn card(&self) -> Option<MemoryInfo> {
+        self.nvml_card()?.memory_info().ok()
+    }
+
+    /// The card, as NVML knows it.
+    pub(super) fn nvml_card(&self) -> Option<nvml_wrapper::Device<'_>> {
         let (library, address) = self.nvml.as_ref()?;
-        library.device_by_pci_bus_id(address.as_str()).ok()?.memory_info().ok()
+        library.device_by_pci_bus_id(address.as_str()).ok()
     }
 
     fn processes(&self) -> Vec<(u32, Option<u64>)> {
-        let list = || {
-            let (library, address) = self.nvml.as_ref()?;
-            let card = library.device_by_pci_bus_id(address.as_str()).ok()?;
-            card.running_compute_processes().ok()
-        };
+        let list = || self.nvml_card()?.running_compute_processes().ok();
         let bytes = |used| match used {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
@@ -138,7 +139,7 @@ impl MemoryMeter {
 }
 
 /// `0000:0f:00.0`. Needed because the driver and NVML number cards differently.
-fn bus_address(device: sys::CUdevice) -> Option<String> {
+pub(super) fn bus_address(device: sys::CUdevice) -> Option<String> {
     let mut text = [0u8; 32];
     // SAFETY: the device is valid; the call writes at most the buffer's size, including the NUL.
     unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }

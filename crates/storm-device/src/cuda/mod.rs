@@ -22,6 +22,7 @@ mod pinned;
 mod plan;
 mod plan_device;
 mod probe;
+mod ranks;
 mod refused;
 mod transfer;
 
@@ -44,6 +45,7 @@ pub(crate) use pinned::PinnedMemory;
 use plan::{Action, Planner};
 pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions, GraphUse, Preparing};
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
+pub use ranks::{CudaRanks, find_card, visible_cards};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 

@@ -56,7 +56,9 @@ pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
         |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
     let compute: Vec<&Span> = of_queue(Queue::COMPUTE).collect();
     let passes: Vec<Pass> = compute.iter().map(|span| pass(plan, span)).collect();
-    let on_device = plan.queues().filter(|&queue| !plan.links.is_of_host(queue));
+    let is_on_device =
+        |queue: Queue| !plan.links.is_of_host(queue) && plan.links.rank_queue() != Some(queue);
+    let on_device = plan.queues().filter(|&queue| is_on_device(queue));
     let on_device = on_device.map(|queue| of_queue(queue).collect());
     let mut overlap = Overlap {
         total_ns: bounds.end_ns - bounds.start_ns,

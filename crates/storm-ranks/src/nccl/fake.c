@@ -46,7 +46,3 @@ int ncclRecv(void *to, size_t count, int type, int rank, void *comm, void *strea
     NOTE("receive %zx %zu type %d from %d comm %zx stream %zx\n", (size_t)to, count, type, rank, (size_t)comm, (size_t)stream);
     return RESULT;
 }
-int ncclAllGather(const void *from, void *to, size_t count, int type, void *comm, void *stream) {
-    NOTE("gather %zx %zx %zu type %d comm %zx stream %zx\n", (size_t)from, (size_t)to, count, type, (size_t)comm, (size_t)stream);
-    return RESULT;
-}

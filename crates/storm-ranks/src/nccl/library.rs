@@ -64,8 +64,6 @@ functions! {
     send = "ncclSend": fn(Data, usize, c_int, c_int, Handle, Stream) -> Code;
     /// To, count, type, rank.
     receive = "ncclRecv": fn(Data, usize, c_int, c_int, Handle, Stream) -> Code;
-    /// From, to, count of one rank, type.
-    all_gather = "ncclAllGather": fn(Data, Data, usize, c_int, Handle, Stream) -> Code;
 }
 
 /// Loads the first library there is.

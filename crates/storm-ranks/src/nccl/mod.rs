@@ -84,11 +84,11 @@ pub enum NcclError {
         /// What NCCL says.
         message: String,
     },
-    /// The pieces that a rank exchanges are not one for each rank, or those it gathers differ in size.
-    #[error("{given} pieces for {ranks} ranks")]
-    Pieces {
-        /// Pieces.
-        given: usize,
+    /// There is no such rank.
+    #[error("there is no rank {rank}, only {ranks} ranks")]
+    NoSuchRank {
+        /// The number.
+        rank: u32,
         /// Ranks.
         ranks: u32,
     },
@@ -110,6 +110,15 @@ pub struct Piece {
     pub address: u64,
     /// Length.
     pub bytes: usize,
+}
+
+/// Bytes that go to another rank, or come from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The other rank.
+    pub rank: u32,
+    /// What is sent, or where it goes.
+    pub piece: Piece,
 }
 
 /// A CUDA stream, as the driver's handle.
@@ -227,24 +236,23 @@ impl Communicator {
         self.place
     }
 
-    /// Enqueues: `sends[i]` goes to rank `i`, and what rank `i` sends here goes to `receives[i]`. What a rank sends to
-    /// itself is copied as well.
+    /// Enqueues messages to other ranks and from them. Those between two ranks arrive in the order in which both list
+    /// them.
     ///
     /// # Safety
     /// All pieces are memory of this rank's GPU. Until the stream has executed this, nothing writes what is sent and
-    /// nothing accesses what is received, which does not overlap anything else here. Other ranks send exactly as many
-    /// bytes.
+    /// nothing accesses what is received, which does not overlap anything else here. For every message, the other rank
+    /// enqueues its counterpart with as many bytes.
     pub unsafe fn exchange(
         &self,
-        sends: &[Piece],
-        receives: &[Piece],
+        sends: &[Message],
+        receives: &[Message],
         stream: Stream,
     ) -> Result<(), NcclError> {
         let ranks = self.place.ranks;
-        for pieces in [sends, receives] {
-            if pieces.len() != ranks as usize {
-                return Err(NcclError::Pieces { given: pieces.len(), ranks });
-            }
+        let is_other = |message: &Message| message.rank < ranks && message.rank != self.place.rank;
+        if let Some(wrong) = sends.iter().chain(receives).find(|message| !is_other(message)) {
+            return Err(NcclError::NoSuchRank { rank: wrong.rank, ranks });
         }
         let handle = self.shared.handle()?;
         let Functions { group_start, group_end, send, receive, .. } = self.shared.nccl.functions;
@@ -252,36 +260,31 @@ impl Communicator {
         // SAFETY: has no preconditions.
         check("ncclGroupStart", unsafe { group_start() })?;
         let mut queued = Ok(());
-        for (rank, (to, from)) in (0..).zip(sends.iter().zip(receives)) {
+        for &Message { rank, piece } in sends {
             // SAFETY: by the promise of the caller.
-            let codes = unsafe {
-                let to = send(device(to), to.bytes, library::BYTES, rank, handle, stream.0);
-                [to, receive(device(from), from.bytes, library::BYTES, rank, handle, stream.0)]
+            let code = unsafe {
+                send(device(&piece), piece.bytes, library::BYTES, rank as c_int, handle, stream.0)
             };
-            queued = queued.and(check("ncclSend", codes[0])).and(check("ncclRecv", codes[1]));
+            queued = queued.and(check("ncclSend", code));
+        }
+        for &Message { rank, piece } in receives {
+            // SAFETY: by the promise of the caller.
+            let code = unsafe {
+                receive(
+                    device(&piece),
+                    piece.bytes,
+                    library::BYTES,
+                    rank as c_int,
+                    handle,
+                    stream.0,
+                )
+            };
+            queued = queued.and(check("ncclRecv", code));
         }
         // A group that was started must be ended, whatever happened.
         // SAFETY: as above.
         let ended = check("ncclGroupEnd", unsafe { group_end() });
         queued.and(ended)
-    }
-
-    /// Enqueues: the pieces of all ranks, which are of equal size, to `all` in the order of ranks, on every rank.
-    ///
-    /// # Safety
-    /// As for [`Communicator::exchange`]; `piece` may be its own part of `all`.
-    pub unsafe fn gather(&self, piece: Piece, all: Piece, stream: Stream) -> Result<(), NcclError> {
-        let ranks = self.place.ranks;
-        if piece.bytes.checked_mul(ranks as usize) != Some(all.bytes) {
-            return Err(NcclError::Pieces { given: all.bytes / piece.bytes.max(1), ranks });
-        }
-        let handle = self.shared.handle()?;
-        let gather = self.shared.nccl.functions.all_gather;
-        // SAFETY: by the promise of the caller.
-        let code = unsafe {
-            gather(device(&piece), device(&all), piece.bytes, library::BYTES, handle, stream.0)
-        };
-        self.shared.nccl.check("ncclAllGather", code, handle)
     }
 
     /// An error that happened after a call returned, such as another rank's end.

@@ -78,8 +78,9 @@ impl Fake {
     }
 }
 
-fn pieces(numbers: [(u64, usize); 3]) -> Vec<Piece> {
-    numbers.map(|(address, bytes)| Piece { address, bytes }).into()
+/// Messages with a rank, an address and a length each.
+fn messages<const N: usize>(numbers: [(u32, u64, usize); N]) -> [Message; N] {
+    numbers.map(|(rank, address, bytes)| Message { rank, piece: Piece { address, bytes } })
 }
 
 #[test]
@@ -102,42 +103,36 @@ fn calls_have_the_right_arguments() {
     let sum: u32 = (0..128u32).map(|i| (i * 3 + 1) % 256).sum();
     assert_eq!(fake.calls(), format!("init ranks 3 rank 1 id {sum}\n"));
     fake.call("fake_clear");
-    let sends = pieces([(0xa0, 1), (0xb0, 2), (0xc0, 0)]);
-    let receives = pieces([(0xd0, 4), (0xe0, 2), (0xf0, 6)]);
+    let sends = messages([(0, 0xa0, 1), (2, 0xb0, 2), (0, 0xc0, 0)]);
+    let receives = messages([(2, 0xd0, 4), (2, 0xe0, 2)]);
     // SAFETY: the fake accesses nothing.
     unsafe { communicator.exchange(&sends, &receives, STREAM) }.unwrap();
     let expected = "start\n\
-        send a0 1 type 1 to 0 comm 1001 stream 77\nreceive d0 4 type 1 from 0 comm 1001 stream 77\n\
-        send b0 2 type 1 to 1 comm 1001 stream 77\nreceive e0 2 type 1 from 1 comm 1001 stream 77\n\
-        send c0 0 type 1 to 2 comm 1001 stream 77\nreceive f0 6 type 1 from 2 comm 1001 stream 77\n\
+        send a0 1 type 1 to 0 comm 1001 stream 77\nsend b0 2 type 1 to 2 comm 1001 stream 77\n\
+        send c0 0 type 1 to 0 comm 1001 stream 77\n\
+        receive d0 4 type 1 from 2 comm 1001 stream 77\nreceive e0 2 type 1 from 2 comm 1001 stream 77\n\
         end\n";
     assert_eq!(fake.calls(), expected);
-    fake.call("fake_clear");
-    let (piece, all) = (Piece { address: 0xa8, bytes: 8 }, Piece { address: 0xa0, bytes: 24 });
-    // SAFETY: the fake accesses nothing.
-    unsafe { communicator.gather(piece, all, STREAM) }.unwrap();
-    assert_eq!(fake.calls(), "gather a8 a0 8 type 1 comm 1001 stream 77\n");
     fake.call("fake_clear");
     communicator.finish().unwrap();
     assert_eq!(fake.calls(), "ncclCommFinalize 1001\nncclCommDestroy 1001\n");
 }
 
 #[test]
-fn wrong_pieces_reach_no_library() {
+fn messages_to_no_other_rank_reach_no_library() {
     let fake = Fake::new();
     let communicator = fake.communicator();
     fake.call("fake_clear");
-    let three = pieces([(0, 1); 3]);
-    let (piece, all) = (Piece { address: 0, bytes: 8 }, Piece { address: 0, bytes: 23 });
-    // SAFETY: the fake accesses nothing.
-    let refused = unsafe {
-        [
-            communicator.exchange(&three[..2], &three, STREAM),
-            communicator.exchange(&three, &three[..2], STREAM),
-            communicator.gather(piece, all, STREAM),
-        ]
-    };
-    assert!(refused.iter().all(|result| matches!(result, Err(NcclError::Pieces { ranks: 3, .. }))));
+    let good = messages([(0, 0, 1)]);
+    // Itself, and one that is not there.
+    for wrong in [1, 3] {
+        let bad = messages([(0, 0, 1), (wrong, 0, 1)]);
+        for (sends, receives) in [(&bad[..], &good[..]), (&good, &bad)] {
+            // SAFETY: the fake accesses nothing.
+            let refused = unsafe { communicator.exchange(sends, receives, STREAM) };
+            assert_eq!(refused, Err(NcclError::NoSuchRank { rank: wrong, ranks: 3 }));
+        }
+    }
     assert_eq!(fake.calls(), "");
 }
 
@@ -147,9 +142,9 @@ fn a_group_that_fails_is_ended() {
     let communicator = fake.communicator();
     fake.call("fake_clear");
     fake.call("fake_fail_next");
-    let three = pieces([(0, 1); 3]);
+    let both = messages([(0, 0, 1), (2, 0, 1)]);
     // SAFETY: the fake accesses nothing.
-    let failed = unsafe { communicator.exchange(&three, &three, STREAM) };
+    let failed = unsafe { communicator.exchange(&both, &both, STREAM) };
     let message = "invalid usage (with a communicator)".to_owned();
     assert_eq!(failed, Err(NcclError::Failed { function: "ncclSend", message }));
     assert!(fake.calls().starts_with("start\n") && fake.calls().ends_with("end\n"));
@@ -167,9 +162,8 @@ fn an_abort_happens_once() {
     fake.call("fake_clear");
     std::thread::spawn(move || (aborter.abort(), aborter.abort())).join().unwrap();
     assert_eq!(communicator.failure(), Some(NcclError::Aborted));
-    let piece = Piece { address: 0, bytes: 0 };
     // SAFETY: nothing is called.
-    assert_eq!(unsafe { communicator.gather(piece, piece, STREAM) }, Err(NcclError::Aborted));
+    assert_eq!(unsafe { communicator.exchange(&[], &[], STREAM) }, Err(NcclError::Aborted));
     assert_eq!(communicator.finish(), Err(NcclError::Aborted));
     assert_eq!(fake.calls(), "ncclCommAbort 1001\n");
     fake.call("fake_clear");

@@ -68,6 +68,9 @@ pub enum RendezvousError {
         /// Where the others look for it.
         first: String,
     },
+    /// Ranks cannot be connected by sockets.
+    #[error("ranks cannot be connected: {0}")]
+    Sockets(io::Error),
     /// Not all ranks came.
     #[error("{missing} of {ranks} ranks did not connect to the first one within {} s", .time.as_secs())]
     Missing {

@@ -92,7 +92,7 @@ pub(crate) fn worker_arguments(command: &mut Command, task: &str) {
     command.env("STORM_RANKS_TASK", task).env_remove("WORLD_SIZE").env_remove("RANK");
 }
 
-/// Runs this program as a worker under a launcher. What each rank writes to its stderr goes to a file: launchers lose
+/// Runs this program as a worker under a launcher. What ranks write to their stderr goes to a file: launchers lose
 /// the last words of ranks that end while another one is gone.
 pub(crate) fn run_worker(mut launcher: Command, task: &str) -> Outcome {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -100,7 +100,8 @@ pub(crate) fn run_worker(mut launcher: Command, task: &str) -> Outcome {
         format!("storm-ranks-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let folder = std::env::temp_dir().join(name);
     std::fs::create_dir(&folder).expect("a folder");
-    launcher.args(["sh", "-c", "exec \"$@\" 2>\"$0/$$\""]).arg(&folder);
+    // One for all: torchrun takes `$$` for itself.
+    launcher.args(["sh", "-c", "exec \"$@\" 2>>\"$0/stderr\""]).arg(&folder);
     launcher.arg(std::env::current_exe().expect("a path"));
     worker_arguments(&mut launcher, task);
     let output = launcher.stdin(Stdio::null()).output().expect("the launcher starts");

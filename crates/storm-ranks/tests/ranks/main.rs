@@ -9,5 +9,6 @@ mod mpirun;
 mod nccl;
 mod reference;
 mod slurm;
+mod sockets;
 mod torchrun;
 mod worker;

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::time::Duration;
 use storm_ranks::rendezvous::Rendezvous;
 use storm_ranks::{
-    Address, Engine, Launch, Launcher, Mpi, Pace, Place, Watch, end_on_loss, process_variables,
+    Address, Engine, Launch, Launcher, Mpi, Pace, Place, Sockets, Watch, end_on_loss,
+    process_variables,
 };
 
 /// Random collectives of each run.
@@ -20,7 +21,7 @@ fn worker() {
     let numbers: Vec<u64> = words.map(|word| word.parse().expect("a number")).collect();
     let launch = Launch::of_this_process().expect("a launcher");
     match launch.launcher {
-        Launcher::Torchrun => return share_by_launcher(&launch),
+        Launcher::Torchrun => return under_torchrun(&launch, name),
         Launcher::Slurm => return watch_and_kill(&launch, numbers[0] as u32),
         _ => {}
     }
@@ -165,6 +166,45 @@ fn large(mut mpi: Mpi) {
     assert!((0..length).all(|index| receive[index] == at(from, index)), "other bytes");
     mpi.finish().expect("finished");
     say(&format!("rank {rank} received {length} bytes"));
+}
+
+fn under_torchrun(launch: &Launch, task: &str) {
+    match task {
+        "sockets" => collectives_by_sockets(launch),
+        "abort" => abort_by_sockets(launch),
+        _ => share_by_launcher(launch),
+    }
+}
+
+fn sockets(launch: &Launch) -> Sockets {
+    let time = Duration::from_secs(300);
+    let mut rendezvous =
+        Rendezvous::of_launcher(launch, &process_variables(), time).expect("a rendezvous");
+    Sockets::connect(launch, &mut rendezvous, time).expect("connected")
+}
+
+/// Random collectives over sockets, compared with threads of this process.
+fn collectives_by_sockets(launch: &Launch) {
+    let mut sockets = sockets(launch);
+    let (rank, ranks) = (launch.rank as usize, launch.ranks);
+    let case = Case { seed: 3, ranks, count: COLLECTIVES, bytes_max: 200_000 };
+    let received = run(&mut sockets, case).expect("no failure");
+    assert!(received == expected(case)[rank], "rank {rank} received something else");
+    sockets.finish().expect("finished");
+    say(&format!("rank {rank} of {ranks} agrees"));
+}
+
+/// A rank ends all of them.
+fn abort_by_sockets(launch: &Launch) {
+    let mut sockets = sockets(launch);
+    if launch.rank == 1 {
+        sockets.abort("it has had enough");
+    }
+    sockets.barrier().expect_err("a rank has ended the run");
+    sockets.barrier().expect_err("it stays ended");
+    if sockets.barrier().is_ok() {
+        say("a rank continued");
+    }
 }
 
 /// A message by the launcher's own rendezvous.

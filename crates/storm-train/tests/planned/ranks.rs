@@ -3,7 +3,9 @@
 use crate::exactness::reference;
 use crate::lora::adapted;
 use crate::support::{batches, options, tiny};
+use std::sync::Arc;
 use std::thread;
+use storm_device::Collectives;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::TensorClass;
 use storm_model::{LoraOptions, ModelConfig};
@@ -11,7 +13,7 @@ use storm_plan::{
     CheckedPlan, Instruction, Lowering, Plan, RankPlace, Work, check, random_decisions,
     verify_ranks,
 };
-use storm_ranks::in_process;
+use storm_ranks::{RankError, in_process};
 use storm_train::{
     Heard, Moments, Precision, Ranks, ReferenceTrainer, TrainError, TrainOptions, Trainer,
     rank_task,
@@ -43,11 +45,13 @@ pub(crate) fn plans_of_ranks(
 }
 
 /// A trainer of a rank. Its weights are not those of other ranks.
-fn of_rank(case: Case<'_>, plan: CheckedPlan) -> Trainer<CpuPlanDevice> {
+fn of_rank(case: Case<'_>, plan: CheckedPlan, ranks: &Ranks) -> Trainer<CpuPlanDevice> {
     let (config, options, _, seed) = case;
     let rank = u64::from(plan.rank.rank);
     let chaos_seed = Some(seed + rank);
-    let device = CpuPlanOptions { threads: Some(1), chaos_seed, ..CpuPlanOptions::default() };
+    let ranks: Option<Arc<dyn Collectives>> = Some(Arc::new(ranks.clone()));
+    let device =
+        CpuPlanOptions { threads: Some(1), chaos_seed, ranks, ..CpuPlanOptions::default() };
     let mut trainer =
         Trainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
     if rank > 0 {
@@ -74,11 +78,11 @@ fn on_ranks<T>(
             others.push(scope.spawn(move || {
                 let ranks = Ranks::new(Box::new(engine));
                 assert_eq!(ranks.hear().expect("a message"), Heard::Message(b"begin".to_vec()));
-                of_rank(case, plan).follow(&ranks)
+                of_rank(case, plan, &ranks).follow(&ranks)
             }));
         }
         first.say(b"begin").expect("all are there");
-        let mut trainer = of_rank(case, own);
+        let mut trainer = of_rank(case, own, &first);
         trainer.lead(first.clone()).expect("a plan for the first rank");
         assert_eq!(trainer.micro_batches(), case.2);
         let made = lead(&mut trainer);
@@ -245,11 +249,43 @@ fn what_ranks_cannot_share_is_refused() {
     let error = rank_task(&config, &options, 3, place).expect_err("3 lanes on 2 ranks");
     assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
     let case = (&config, &options, 3, 1);
-    let mut trainer = of_rank(case, plans_of_ranks(case, 1).remove(0));
-    let engine = in_process::connect(2).swap_remove(0);
-    let error = trainer.lead(Ranks::new(Box::new(engine))).expect_err("3 lanes on 2 ranks");
+    let of = |ranks| Ranks::new(Box::new(in_process::connect(ranks).swap_remove(0)));
+    let mut trainer = of_rank(case, plans_of_ranks(case, 1).remove(0), &of(1));
+    let error = trainer.lead(of(2)).expect_err("3 lanes on 2 ranks");
     assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
-    let engine = in_process::connect(3).swap_remove(0);
-    let error = trainer.lead(Ranks::new(Box::new(engine))).expect_err("a plan for one rank");
+    let error = trainer.lead(of(3)).expect_err("a plan for one rank");
     assert!(matches!(error, TrainError::Option { option: "plan", .. }), "{error}");
+    let plan = plans_of_ranks(case, 3).remove(0);
+    let device = CpuPlanOptions::default();
+    let alone = Trainer::<CpuPlanDevice>::new(&config, options.clone(), plan.into(), device);
+    let error = alone.err().expect("a device without other ranks");
+    assert!(error.to_string().contains("not connected to the others"), "{error}");
+}
+
+/// Every rank hears what all say; if one says why it failed, all fail with that.
+#[test]
+fn all_ranks_hear_what_each_says() {
+    let heard = |failing: Option<u32>| -> Vec<Result<Vec<String>, RankError>> {
+        thread::scope(|scope| {
+            let threads: Vec<_> = in_process::connect(3)
+                .into_iter()
+                .map(|engine| {
+                    scope.spawn(move || {
+                        let ranks = Ranks::new(Box::new(engine));
+                        let rank = ranks.place().rank;
+                        let own = match failing == Some(rank) {
+                            true => Err(format!("no card on rank {rank}")),
+                            false => Ok("x".repeat(10 * rank as usize)),
+                        };
+                        ranks.hear_all(&own)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        })
+    };
+    let all: Vec<String> = [0, 10, 20].map(|length| "x".repeat(length)).into();
+    assert_eq!(heard(None), vec![Ok(all); 3]);
+    let reason = "no card on rank 1".to_owned();
+    assert_eq!(heard(Some(1)), vec![Err(RankError::Aborted { rank: 1, reason }); 3]);
 }

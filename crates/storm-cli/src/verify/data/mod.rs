@@ -378,7 +378,8 @@ struct Site {
 
 impl<D: Trains> LaunchSite<D> for Site {
     fn device(&mut self, budget: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
-        D::options(self.cpu, budget, None, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
+        let tune_seconds = TUNE_SECONDS.min(tuning::SECONDS_MAX);
+        D::options(self.cpu, budget, None, tune_seconds, before, None)
     }
 
     fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {

@@ -11,7 +11,6 @@ use super::kernels;
 use super::kernels::gemm::Bf16Products;
 use super::memory::Memory;
 use super::threads;
-use crate::collectives::Collectives;
 use crate::cpu::CpuDevice;
 use crate::disk::DiskTier;
 use crate::host_buffer::copy_all;
@@ -69,18 +68,6 @@ impl CpuPlanDevice {
     }
 }
 
-impl CpuPlanDevice {
-    /// Reaches other ranks in this way in later steps. A plan for one rank does not need it.
-    ///
-    /// # Errors
-    /// Something issued has failed.
-    pub fn set_ranks(&mut self, ranks: Arc<dyn Collectives>) -> Result<(), DeviceError> {
-        self.synchronize()?;
-        self.program.connect(ranks);
-        Ok(())
-    }
-}
-
 impl PlanDevice for CpuPlanDevice {
     type Options = CpuPlanOptions;
 
@@ -91,7 +78,8 @@ impl PlanDevice for CpuPlanDevice {
         let tickets = Tickets::new(&plan);
         let sequence = Sequence::new(&plan);
         let board = Board::new(&plan, options.commands_max, recorder);
-        let program = Arc::new(Program::new(plan, board, options.disk.as_ref(), options.products)?);
+        let (disk, ranks) = (options.disk.as_ref(), options.ranks.clone());
+        let program = Arc::new(Program::new(plan, board, disk, ranks, options.products)?);
         let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
         let plan = Arc::clone(&program.plan);

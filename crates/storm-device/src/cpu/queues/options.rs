@@ -1,9 +1,10 @@
-use crate::DiskOptions;
 use crate::cpu::Bf16Products;
+use crate::{Collectives, DiskOptions};
+use std::sync::Arc;
 use storm_plan::Queue;
 
 /// How the CPU runs a plan.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct CpuPlanOptions {
     /// Threads for the compute queue's kernels; by default as many as the caller's rayon pool.
     pub threads: Option<usize>,
@@ -19,6 +20,8 @@ pub struct CpuPlanOptions {
     pub disk: Option<DiskOptions>,
     /// How products of bf16 operands are summed.
     pub products: Bf16Products,
+    /// The way to other ranks; a plan for several of them needs it.
+    pub ranks: Option<Arc<dyn Collectives>>,
 }
 
 impl Default for CpuPlanOptions {
@@ -31,6 +34,7 @@ impl Default for CpuPlanOptions {
             fault: None,
             disk: None,
             products: Bf16Products::Fma,
+            ranks: None,
         }
     }
 }

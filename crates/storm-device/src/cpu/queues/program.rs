@@ -1,6 +1,6 @@
 use super::board::Board;
 use crate::DeviceError;
-use crate::collectives::{Collectives, Connected, Messages, Packed};
+use crate::collectives::{Collectives, Messages, Packed};
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::kernels::gemm::Bf16Products;
@@ -27,7 +27,8 @@ pub(super) struct Program {
     /// By instruction.
     work: Vec<Prepared>,
     supply: RwLock<Supplied>,
-    connected: RwLock<Connected>,
+    /// None if the plan is for one rank.
+    ranks: Option<Arc<dyn Collectives>>,
     /// What a collective sends, and what it receives.
     mail: Mutex<(Vec<u8>, Vec<u8>)>,
     origin: Instant,
@@ -48,8 +49,12 @@ impl Program {
         plan: Arc<CheckedPlan>,
         board: Board,
         disk: Option<&DiskOptions>,
+        ranks: Option<Arc<dyn Collectives>>,
         products: Bf16Products,
     ) -> Result<Program, DeviceError> {
+        if plan.rank.is_shared() && ranks.is_none() {
+            return Err(DeviceError::NoRanks);
+        }
         let mut disk = DiskTier::new(&plan, disk)?;
         let memory = PerTier::try_from_fn(|tier| match &disk {
             Some(_) if tier == Tier::DISK => Memory::new(tier, 0),
@@ -74,10 +79,9 @@ impl Program {
             }
         }
         let mail = Mutex::new((vec![0; sent], vec![0; received]));
-        let (supply, connected) = (RwLock::default(), RwLock::default());
-        let origin = Instant::now();
+        let (supply, origin) = (RwLock::default(), Instant::now());
         let program =
-            Program { plan, memory, disk, board, products, work, supply, connected, mail, origin };
+            Program { plan, memory, disk, board, products, work, supply, ranks, mail, origin };
         let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
         let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
         for (tensor, place) in inputs.chain(results) {
@@ -89,11 +93,6 @@ impl Program {
     /// Where data comes from in later steps.
     pub(super) fn set_supply(&self, supply: Arc<dyn Supply>) {
         *self.supply.write().unwrap_or_else(PoisonError::into_inner) = Some(supply);
-    }
-
-    /// How to reach other ranks in later steps.
-    pub(super) fn connect(&self, ranks: Arc<dyn Collectives>) {
-        *self.connected.write().unwrap_or_else(PoisonError::into_inner) = Some(ranks);
     }
 
     /// Runs an instruction to its end.
@@ -161,8 +160,7 @@ impl Program {
     /// # Safety
     /// As [`Program::run`].
     unsafe fn send_and_receive(&self, messages: &Messages) -> Result<(), String> {
-        let connected = self.connected.read().unwrap_or_else(PoisonError::into_inner);
-        let ranks = connected.as_ref().ok_or("the device is not connected to other ranks")?;
+        let ranks = self.ranks.as_ref().expect("checked when it was committed");
         let mut mail = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
         let (send, receive) = &mut *mail;
         let address =

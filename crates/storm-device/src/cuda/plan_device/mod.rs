@@ -315,10 +315,12 @@ impl PlanDevice for CudaPlanDevice {
             None => (Tools::new(options.ordinal)?, None),
         };
         tools.context.make_current()?;
-        let mut program = Program::new(&plan, &tools, options.copy_slowdown)?;
+        let ranks = options.ranks.take();
+        let mut program = Program::new(&plan, &tools, options.copy_slowdown, ranks.clone())?;
         let mut progress = options.progress.take().unwrap_or_else(|| Box::new(|_| {}));
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
         let mut queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
+        queues.set_ranks(ranks);
         let compute = queues.stream(Queue::COMPUTE);
         program.tune(compute, &tools, options.tune_seconds, |shapes, of| {
             progress(Preparing::Products { shapes, of });

@@ -1,6 +1,8 @@
 use super::CudaKept;
 use crate::DiskOptions;
+use crate::cuda::CudaRanks;
 use std::fmt;
+use std::sync::Arc;
 
 /// How a GPU runs a plan.
 pub struct CudaPlanOptions {
@@ -27,6 +29,8 @@ pub struct CudaPlanOptions {
     pub graphs: GraphUse,
     /// Where the disk tier is; a plan that has one needs it.
     pub disk: Option<DiskOptions>,
+    /// The other ranks; a plan for several of them needs it.
+    pub ranks: Option<Arc<CudaRanks>>,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
@@ -77,6 +81,7 @@ impl Default for CudaPlanOptions {
             tune_seconds: 0.0,
             graphs: GraphUse::WhereShort,
             disk: None,
+            ranks: None,
             progress: None,
             kept: None,
         }
@@ -96,6 +101,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("tune_seconds", &self.tune_seconds)
             .field("graphs", &self.graphs)
             .field("disk", &self.disk)
+            .field("ranks", &self.ranks)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }

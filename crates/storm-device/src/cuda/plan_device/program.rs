@@ -4,14 +4,18 @@ use super::super::context::{Allocation, Kernel, Start, Stream};
 use super::super::gemm::Gemm;
 use super::super::pinned::PinnedMemory;
 use super::super::plan::{Action, Planner};
+use super::super::ranks::{CudaRanks, PlacedMessages};
 use super::super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::Tools;
+use crate::collectives::Messages;
 use crate::disk::DiskCopy;
 use crate::placed::{PlacedNode, node_of, tensor_name};
 use crate::{DeviceError, PlanDevice};
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 use storm_plan::{Compute, InstructionId, Link, Plan, Tier, Work};
+use storm_ranks::Place;
 
 /// All launches, products and copies of a plan with their addresses, and the block of memory they use.
 #[derive(Debug)]
@@ -22,6 +26,8 @@ pub(super) struct Program {
     work: Vec<Prepared>,
     memory: Allocation,
     copy_slowdown: f64,
+    /// None if the plan is for one rank.
+    ranks: Option<Arc<CudaRanks>>,
 }
 
 #[derive(Debug)]
@@ -29,6 +35,8 @@ enum Prepared {
     /// A range of the actions.
     Kernels(Range<u32>),
     Copy(Direction, CopyRange),
+    /// Messages to other ranks and from them.
+    Collective(PlacedMessages),
     /// Threads of the host run it.
     OnHost,
 }
@@ -39,11 +47,19 @@ impl Program {
         plan: &Plan,
         tools: &Tools,
         copy_slowdown: f64,
+        ranks: Option<Arc<CudaRanks>>,
     ) -> Result<Program, DeviceError> {
+        let place = ranks.as_ref().map(|ranks| ranks.place());
+        let is_planned =
+            |place: Place| (place.rank, place.ranks) == (plan.rank.rank, plan.rank.ranks);
+        if plan.rank.is_shared() && !place.is_some_and(is_planned) {
+            return Err(DeviceError::NoRanks);
+        }
         let memory = tools.context.allocate(plan.bytes[Tier::DEVICE])?;
         let work = Vec::with_capacity(plan.instructions.len());
         let copy_slowdown = copy_slowdown.max(1.0);
-        let mut program = Program { actions: Vec::new(), work, memory, copy_slowdown };
+        let actions = Vec::new();
+        let mut program = Program { actions, work, memory, copy_slowdown, ranks };
         for instruction in &plan.instructions {
             let prepared = match &instruction.work {
                 Work::Compute(compute) => program.prepare(plan, compute, tools)?,
@@ -65,7 +81,12 @@ impl Program {
                     Prepared::Copy(direction, range)
                 }
                 Work::Fetch(_) | Work::ReadAhead(_) => Prepared::OnHost,
-                Work::Collective(_) => return Err(DeviceError::NoRanks),
+                work @ Work::Collective(collective) => {
+                    let messages = Messages::new(plan, collective);
+                    let name = tensor_name(plan, work);
+                    let placed = PlacedMessages::new(plan, &name, &messages, &program.memory)?;
+                    Prepared::Collective(placed)
+                }
             };
             program.work.push(prepared);
         }
@@ -99,7 +120,7 @@ impl Program {
     pub(super) fn actions(&self, id: InstructionId) -> &[Action] {
         match &self.work[id.index()] {
             Prepared::Kernels(range) => &self.actions[range.start as usize..range.end as usize],
-            Prepared::Copy(..) | Prepared::OnHost => &[],
+            Prepared::Copy(..) | Prepared::Collective(_) | Prepared::OnHost => &[],
         }
     }
 
@@ -142,6 +163,11 @@ impl Program {
                     copy(CopyRange { bytes, ..*range })?;
                 }
                 Ok(())
+            }
+            Prepared::Collective(messages) => {
+                let ranks = self.ranks.as_ref().ok_or(DeviceError::NoRanks)?;
+                // SAFETY: the caller's promise; the plans of other ranks have the counterpart of this.
+                Ok(unsafe { ranks.queue(messages, stream) }?)
             }
             Prepared::OnHost => Ok(()),
         }

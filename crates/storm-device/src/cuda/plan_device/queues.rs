@@ -3,6 +3,7 @@
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
 use super::super::event::Event;
+use super::super::ranks::CudaRanks;
 use super::disk_queues::DiskQueues;
 use crate::tickets::{Command, Targets, Tickets};
 use std::collections::VecDeque;
@@ -16,11 +17,14 @@ const MARK_EVERY: usize = 32;
 /// it wait much earlier if there are kernels between events.
 const PENDING_MAX: usize = 4096;
 
+/// How often the host looks whether a rank has failed, in rounds of waiting.
+const RANKS_EVERY: u32 = 1024;
+
 /// One stream per queue, and the events that other streams and the host wait for.
 #[derive(Debug)]
 pub(super) struct Queues {
-    /// By queue.
-    streams: Vec<Stream>,
+    /// By queue; none for those that threads of the host run.
+    streams: Vec<Option<Stream>>,
     /// By instruction: the event after it, if anything waits for it. Recorded again each time the
     /// instruction is issued, which does not affect earlier waits.
     marks: Vec<Option<Event>>,
@@ -33,6 +37,8 @@ pub(super) struct Queues {
     signals: Vec<bool>,
     /// None if the plan has no disk tier.
     disk: Option<DiskQueues>,
+    /// None if the plan is for one rank.
+    ranks: Option<Arc<CudaRanks>>,
 }
 
 /// What the host knows of a queue.
@@ -65,13 +71,12 @@ impl Queues {
         context: &Arc<Context>,
         multiprocessors: Option<usize>,
     ) -> Result<Queues, CudaError> {
-        // Those of the host come last.
-        let in_streams = plan.queues().filter(|&queue| !plan.links.is_of_host(queue));
-        let streams = in_streams.map(|_| Stream::new(context));
-        let mut streams = streams.collect::<Result<Vec<_>, _>>()?;
-        if let Some(multiprocessors) = multiprocessors {
-            streams[Queue::COMPUTE.index()] = Stream::on_part(context, multiprocessors)?;
-        }
+        let stream = |queue| match multiprocessors {
+            _ if plan.links.is_of_host(queue) => Ok(None),
+            Some(count) if queue == Queue::COMPUTE => Stream::on_part(context, count).map(Some),
+            _ => Stream::new(context).map(Some),
+        };
+        let streams = plan.queues().map(stream).collect::<Result<Vec<_>, CudaError>>()?;
         let marks = is_marked(plan)
             .into_iter()
             .map(|is_marked| is_marked.then(|| Event::without_time(context)).transpose())
@@ -90,12 +95,18 @@ impl Queues {
             progress: plan.queues().map(|_| progress()).collect(),
             signals: awaited_by_disk(plan),
             disk: None,
+            ranks: None,
         })
     }
 
     /// Runs the copies from and to the disk there.
     pub(super) fn set_disk(&mut self, disk: DiskQueues) {
         self.disk = Some(disk);
+    }
+
+    /// Looks for errors of these while the host waits.
+    pub(super) fn set_ranks(&mut self, ranks: Option<Arc<CudaRanks>>) {
+        self.ranks = ranks;
     }
 
     pub(super) fn disk(&self) -> Option<&DiskQueues> {
@@ -112,11 +123,12 @@ impl Queues {
     }
 
     pub(super) fn stream(&self, queue: Queue) -> &Stream {
-        &self.streams[queue.index()]
+        self.streams[queue.index()].as_ref().expect("it runs on the card")
     }
 
-    pub(super) fn streams(&self) -> &[Stream] {
-        &self.streams
+    /// Those of all queues that run on the card, that of kernels first.
+    pub(super) fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.streams.iter().flatten()
     }
 
     /// Instructions given to each queue so far.
@@ -137,7 +149,7 @@ impl Queues {
             // A stream runs in order. No wait is needed if this queue has already waited for this or a
             // later instruction, or if the host knows it is done.
             if target.count > waited[other] && target.count > self.progress[other.index()].done {
-                let stream = &self.streams[queue.index()];
+                let stream = self.streams[queue.index()].as_ref().expect("it runs on the card");
                 match &self.disk {
                     Some(disk) if plan.links.is_disk(other) => {
                         disk.hold(stream, other, target.count)?;
@@ -156,10 +168,10 @@ impl Queues {
     /// Registers that all of an instruction is in its stream.
     pub(super) fn end(&mut self, queue: Queue, id: InstructionId) -> Result<(), CudaError> {
         if let Some(disk) = self.disk.as_ref().filter(|_| self.signals[id.index()]) {
-            disk.signal(&self.streams[queue.index()], queue, self.tickets.last(id))?;
+            disk.signal(self.stream(queue), queue, self.tickets.last(id))?;
         }
         let Some(mark) = &self.marks[id.index()] else { return Ok(()) };
-        mark.record(&self.streams[queue.index()])?;
+        mark.record(self.stream(queue))?;
         while self.progress[queue.index()].pending.len() == PENDING_MAX {
             self.look(queue.index())?;
             std::thread::yield_now();
@@ -190,11 +202,18 @@ impl Queues {
     /// which are done.
     fn wait(&mut self, counts: PerQueue<u64>) -> Result<(), CudaError> {
         let counts = counts.iter().map(|(_, &count)| count);
+        let mut rounds = 0u32;
         for (queue, count) in (0..self.progress.len()).zip(counts) {
             while self.progress[queue].done < count {
                 let has_mark = !self.progress[queue].pending.is_empty() || self.is_disk(queue);
                 assert!(has_mark, "whoever the host waits for has a mark");
                 (0..self.progress.len()).try_for_each(|queue| self.look(queue))?;
+                rounds = rounds.wrapping_add(1);
+                if let Some(ranks) =
+                    self.ranks.as_ref().filter(|_| rounds.is_multiple_of(RANKS_EVERY))
+                {
+                    ranks.check()?;
+                }
                 std::thread::yield_now();
             }
         }
@@ -242,8 +261,8 @@ impl Queues {
 impl Drop for Queues {
     /// All issued work must end before the memory it uses can be freed.
     fn drop(&mut self) {
-        let _ = self.streams[0].context().make_current();
-        for stream in &self.streams {
+        let _ = self.stream(Queue::COMPUTE).context().make_current();
+        for stream in self.streams() {
             // After an error nothing runs any more, and the error was already reported.
             let _ = stream.synchronize("ending");
         }

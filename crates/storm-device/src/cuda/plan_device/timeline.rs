@@ -73,15 +73,17 @@ impl Timeline {
     }
 
     /// Begins a step on empty streams, which had been given this many instructions before.
-    pub(super) fn begin(
+    pub(super) fn begin<'a>(
         &mut self,
-        streams: &[Stream],
+        streams: impl IntoIterator<Item = &'a Stream>,
         given_before: PerQueue<u64>,
     ) -> Result<(), CudaError> {
         let before = Instant::now();
-        self.base.record(&streams[0])?;
-        for stream in &streams[1..] {
-            self.base.hold(stream)?;
+        for (index, stream) in streams.into_iter().enumerate() {
+            match index {
+                0 => self.base.record(stream)?,
+                _ => self.base.hold(stream)?,
+            }
         }
         self.base.synchronize()?;
         // The card recorded the event at some time in between.

@@ -1,0 +1,156 @@
+//! The GPUs of the ranks of a run: which one each takes, and NCCL between them.
+
+use super::device::Machine;
+use super::options::Settings;
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use storm_device::cuda::{CudaRanks, find_card, visible_cards};
+use storm_ranks::nccl::{Id, Nccl};
+use storm_ranks::{Launch, host_name, process_variables};
+use storm_train::Ranks;
+
+/// This rank's GPU, connected to those of the others.
+#[derive(Debug)]
+pub(super) struct Cards {
+    pub(super) ranks: Arc<CudaRanks>,
+    /// Which GPU of this process, from 0.
+    pub(super) ordinal: usize,
+    /// How many ranks compute on it.
+    sharing: u64,
+    /// What NCCL takes of a card's memory, on the rank where it takes most.
+    nccl_bytes: u64,
+}
+
+/// What a rank says of its card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Own {
+    card: String,
+    nccl: String,
+    host: String,
+    /// Tells the cards of a machine apart.
+    bus: String,
+    ordinal: usize,
+}
+
+impl Own {
+    fn find(launch: &Launch, nccl: &Nccl) -> Result<Own> {
+        let ordinal = ordinal(launch, visible_cards()?)?;
+        let (card, bus) = find_card(ordinal)?;
+        let version = nccl.version();
+        let nccl = format!("{}.{}.{}", version.major, version.minor, version.patch);
+        Ok(Own { card: card.name, nccl, host: host_name(), bus, ordinal })
+    }
+}
+
+/// Which GPU a rank takes: of several the one with its number on this machine, and of one that one. A launcher may show each
+/// rank only its own.
+fn ordinal(launch: &Launch, visible: usize) -> Result<usize> {
+    let (rank, ranks) = (launch.local_rank as usize, launch.local_ranks);
+    match visible {
+        1 => Ok(0),
+        _ if rank < visible => Ok(rank),
+        _ => bail!(
+            "{ranks} ranks on this machine, and {visible} GPUs: start at most one rank for each"
+        ),
+    }
+}
+
+/// Refuses cards or libraries that differ.
+fn compare(all: &[Own]) -> Result<()> {
+    for (rank, own) in all.iter().enumerate() {
+        let first = &all[0];
+        if own.card != first.card {
+            bail!(
+                "rank 0 has a {} and rank {rank} a {}: all cards must be alike",
+                first.card,
+                own.card
+            );
+        }
+        if own.nccl != first.nccl {
+            bail!(
+                "rank 0 has NCCL {} and rank {rank} NCCL {}: install the same",
+                first.nccl,
+                own.nccl
+            );
+        }
+    }
+    Ok(())
+}
+
+impl Cards {
+    /// Makes the id that connects all ranks. The first rank's part.
+    pub(super) fn new_id() -> Result<Id> {
+        Ok(Nccl::load(&process_variables())?.new_id()?)
+    }
+
+    /// Connects this rank's card to the others. All ranks do this at the same time, and if it fails on one, it fails on all.
+    pub(super) fn connect(ranks: &Ranks, launch: &Launch, id: Id) -> Result<Cards> {
+        let nccl = Nccl::load(&process_variables()).map_err(anyhow::Error::from);
+        let found = nccl.and_then(|nccl| Ok((Own::find(launch, &nccl)?, nccl)));
+        let own = found.as_ref().map(|(own, _)| own).map_err(|error| format!("{error:#}"));
+        let all: Vec<Own> = ranks.hear_all(&own)?;
+        compare(&all)?;
+        let (own, nccl) = found?;
+        let connected = CudaRanks::connect(own.ordinal, &nccl, id, ranks.place());
+        let taken = connected.as_ref().map(|connected| connected.nccl_bytes());
+        let taken: Vec<u64> = ranks.hear_all(&taken.map_err(ToString::to_string))?;
+        let is_same = |other: &&Own| (&other.host, &other.bus) == (&own.host, &own.bus);
+        let sharing = all.iter().filter(is_same).count() as u64;
+        let nccl_bytes = taken.into_iter().max().unwrap_or(0);
+        Ok(Cards { ranks: Arc::new(connected?), ordinal: own.ordinal, sharing, nccl_bytes })
+    }
+
+    /// What a rank may use of its card, unless the user said how much: others may share it.
+    pub(super) fn share(&self, machine: &mut Machine, settings: &Settings) {
+        if settings.vram.is_none() && self.sharing > 1 {
+            machine.vram.bytes /= self.sharing;
+            let shared = format!(", shared by {} ranks", self.sharing);
+            if let Some(origin) = &mut machine.vram.origin {
+                origin.push_str(&shared);
+            }
+        }
+    }
+
+    /// Counts NCCL's memory to what a plan cannot use.
+    pub(super) fn count_memory(&self, machine: &mut Machine) {
+        machine.profile.overhead_bytes += self.nccl_bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(local_rank: u32, local_ranks: u32) -> Launch {
+        Launch { local_rank, local_ranks, ..Launch::ALONE }
+    }
+
+    #[test]
+    fn every_rank_takes_its_own_card() {
+        let taken: Vec<usize> =
+            (0..4).map(|rank| ordinal(&launch(rank, 4), 8).expect("a card")).collect();
+        assert_eq!(taken, [0, 1, 2, 3]);
+        // Each sees only its own, or all share one.
+        assert_eq!(ordinal(&launch(3, 4), 1).expect("a card"), 0);
+        let error = ordinal(&launch(2, 3), 2).expect_err("a third rank on two cards");
+        assert!(error.to_string().contains("3 ranks on this machine, and 2 GPUs"), "{error}");
+        assert!(ordinal(&launch(0, 1), 0).is_err());
+    }
+
+    #[test]
+    fn cards_and_libraries_must_be_alike() {
+        let own = |card: &str, nccl: &str| Own {
+            card: card.to_owned(),
+            nccl: nccl.to_owned(),
+            host: "node".to_owned(),
+            bus: "0000:01:00.0".to_owned(),
+            ordinal: 0,
+        };
+        compare(&[own("H200", "2.28.9"), own("H200", "2.28.9")]).expect("alike");
+        let error = compare(&[own("H200", "2.28.9"), own("H100", "2.28.9")]).expect_err("cards");
+        assert!(error.to_string().contains("rank 0 has a H200 and rank 1 a H100"), "{error}");
+        let error = compare(&[own("H200", "2.28.9"), own("H200", "2.19.3")]).expect_err("NCCL");
+        assert!(error.to_string().contains("NCCL 2.28.9 and rank 1 NCCL 2.19.3"), "{error}");
+    }
+}
