@@ -103,6 +103,9 @@ fn json<D: Benched>(
         "first_group": measured.decisions.groups[0].micro_batches,
         "graphs": measured.trainer.device().graphs().0,
         "graph_kernels": measured.trainer.device().graphs().1,
+        "step_joules": measured.energy.map(|energy| energy.step_joules),
+        "watts": measured.energy.map(|energy| energy.watts),
+        "clock_mhz": measured.energy.map(|energy| energy.clock_mhz),
         "loss": measured.loss,
     })
 }
@@ -116,6 +119,9 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
         args.run.steps
     );
     println!("speed       {:.0} tokens/s", tokens_per_second(args, measured));
+    if let Some(energy) = &measured.energy {
+        println!("energy      {}", energy.words());
+    }
     let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted;
     println!("            {:>12} {:>12} {:>8}", "predicted", "measured", "off");
     println!(

@@ -6,6 +6,7 @@ mod checkpoint;
 mod clocked;
 mod cpu;
 mod curve;
+mod energy;
 mod generate;
 mod loss;
 mod op_times;

@@ -1,12 +1,13 @@
 //! Training under a memory budget, timed, beside what the plan predicted.
 
+use super::energy::Energy;
 use super::run_args::RunArgs;
 use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
 use anyhow::{Context, Result};
 use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
+use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions, PowerReading};
 use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, RankPlace, Tier};
@@ -41,6 +42,8 @@ pub(crate) struct Measured<D: PlanDevice> {
     pub(crate) bottleneck: Bottleneck,
     pub(crate) step_seconds: f64,
     pub(crate) fastest_seconds: f64,
+    /// None if the device does not say.
+    pub(crate) energy: Option<Energy>,
     /// Of the loss of a step's batches by forward passes alone.
     pub(crate) evaluation_seconds: f64,
     /// What the process holds of the device.
@@ -61,6 +64,11 @@ pub(crate) trait Benched: PlanDevice {
     /// CUDA graphs and the kernels in them.
     fn graphs(&self) -> (usize, usize) {
         (0, 0)
+    }
+
+    /// What the device has consumed; none if it does not say.
+    fn power(&self) -> Option<PowerReading> {
+        None
     }
 }
 
@@ -102,6 +110,10 @@ impl Benched for CudaPlanDevice {
 
     fn graphs(&self) -> (usize, usize) {
         CudaPlanDevice::graphs(self)
+    }
+
+    fn power(&self) -> Option<PowerReading> {
+        CudaPlanDevice::power(self)
     }
 }
 
@@ -198,12 +210,15 @@ impl<'a> PlannedRun<'a> {
         }
         let mut times = Vec::new();
         let mut loss = f32::NAN;
+        let mut power = vec![trainer.device().power()];
         for _ in 0..self.args.steps {
             let start = Instant::now();
             loss = trainer.step(&self.batches, 1e-5)?.loss;
             trainer.synchronize()?;
             times.push(start.elapsed().as_secs_f64());
+            power.push(trainer.device().power());
         }
+        let energy = Energy::of(&power, times.iter().sum());
         times.sort_by(f64::total_cmp);
         let planned = &launch.plan().planned;
         Ok(Measured {
@@ -212,6 +227,7 @@ impl<'a> PlannedRun<'a> {
             vram_bytes: trainer.device().vram_bytes()?,
             step_seconds: times[times.len() / 2],
             fastest_seconds: times[0],
+            energy,
             trainer,
             profile: launch.profile().clone(),
             decisions: planned.decisions.clone(),

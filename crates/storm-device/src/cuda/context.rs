@@ -2,6 +2,7 @@
 
 use super::memory::{Counted, MemoryInUse, MemoryMeter};
 use super::part::Part;
+use super::power::PowerReading;
 use super::refused::out_of_memory;
 use super::{CudaError, libraries};
 use crate::DeviceError;
@@ -120,6 +121,11 @@ impl Context {
         }
         let (free, total) = self.memory_info()?;
         Ok(MemoryInUse { bytes: total.saturating_sub(free) as u64, counted: Counted::Card })
+    }
+
+    /// What the card has consumed and how fast it runs now; none if NVML does not say.
+    pub(super) fn power(&self) -> Option<PowerReading> {
+        self.meter.power()
     }
 
     pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Allocation, CudaError> {

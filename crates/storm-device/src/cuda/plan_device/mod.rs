@@ -17,6 +17,7 @@ use super::gemm::Gemm;
 use super::memory::MemoryInUse;
 use super::modules::Kernels;
 use super::pinned::PinnedMemory;
+use super::power::PowerReading;
 use super::refused::over_budget;
 use super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::{CudaDevice, CudaError};
@@ -105,6 +106,11 @@ impl CudaPlanDevice {
     /// From the driver.
     pub fn memory_in_use(&self) -> Result<MemoryInUse, DeviceError> {
         Ok(self.kept.tools.context.memory_in_use()?)
+    }
+
+    /// What the card has consumed and how fast it runs now; none if NVML does not say.
+    pub fn power(&self) -> Option<PowerReading> {
+        self.kept.tools.context.power()
     }
 
     /// How many CUDA graphs issue kernels, and how many kernels these have in all.
