@@ -106,7 +106,7 @@ fn copy_kept(source: &mut File, bytes: u64, step: u64, out: &mut impl Write) -> 
 /// What a line says.
 enum Recorded {
     Step(StepRecord),
-    Other(Other),
+    Other(Box<Other>),
 }
 
 /// An evaluation, a view of pictures, a part of a prediction, a checkpoint, or a sample.
