@@ -10,7 +10,7 @@
 //! panel of A is packed into the first-level cache and multiplied with all of B (`micro`). Sums
 //! wait in a per-thread f32 buffer between k blocks. A single row goes another way (`row`).
 //!
-//! Products of bf16 operands may have other sums instead, those of AMX ([`amx`]): [`Bf16Products`] chooses.
+//! Products of bf16 operands may have other sums instead, those of AMX (`amx/`): [`Bf16Products`] chooses.
 
 mod amx;
 #[cfg(target_arch = "x86_64")]

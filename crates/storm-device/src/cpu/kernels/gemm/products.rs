@@ -11,7 +11,7 @@ pub enum Bf16Products {
     /// One chain of fused multiply-adds for each element.
     #[default]
     Fma,
-    /// The sums that `TDPBF16PS` defines, in steps of 32 products ([`amx`]).
+    /// The sums that `TDPBF16PS` defines, in steps of 32 products (`gemm/amx/`).
     Amx,
 }
 
