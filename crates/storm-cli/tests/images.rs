@@ -175,7 +175,9 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert_eq!(of("viewed").len(), 2);
     assert_eq!(of("viewed")[1]["guesses"].as_array(), Some(&found[1].1));
     // The last model saw the same pictures once more: as likely as on the page.
-    let shown: Vec<&str> = page.split("<span>").skip(1).take(8).collect();
+    let grid = pictures(page);
+    let shown: Vec<&str> = grid.split("<span>").skip(1).take(8).collect();
+    assert_eq!(shown.len(), 8, "{grid}");
     for (guess, shown) in found[1].1.iter().zip(shown) {
         let percent = 100.0 * guess["probability"].as_f64().expect("a share");
         assert!(shown.starts_with(&format!("{percent:.1} %")), "{guess}: {shown:.20}");

@@ -7,7 +7,6 @@ use super::model::Outline;
 use super::options::Settings;
 use super::{Prepared, config, setup};
 use crate::disk_tier::DiskTier;
-use crate::forced::UpdateArg;
 use crate::joined::Joined;
 use crate::{UsageError, memory_limits};
 use anyhow::{Context, Result, anyhow, bail};
@@ -120,11 +119,7 @@ pub(super) fn check(
             "{ranks} ranks cannot share the {lanes} lanes of a step evenly: mpirun -n must divide lanes"
         ));
     }
-    let alone = [
-        ("predict", settings.predict.is_some()),
-        ("disk", settings.disk.is_some()),
-        ("update = \"in-backward\"", settings.update == Some(UpdateArg::InBackward)),
-    ];
+    let alone = [("predict", settings.predict.is_some()), ("disk", settings.disk.is_some())];
     match alone.iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => refuse(format!("{key} is for runs on one rank; leave it out")),
         None => Ok(()),
@@ -319,12 +314,6 @@ mod tests {
                 DeviceKind::Cpu,
                 Unit::Tokens,
                 "predict is for",
-            ),
-            (
-                "update = \"in-backward\"",
-                DeviceKind::Cpu,
-                Unit::Tokens,
-                "\"in-backward\" is for runs",
             ),
         ] {
             let problem = refused(&format!("{lanes}{more}"), kind, unit).expect("it is refused");

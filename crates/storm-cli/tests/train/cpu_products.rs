@@ -6,8 +6,11 @@ use crate::support::{Place, losses};
 #[test]
 fn sums_of_products_belong_to_their_run() {
     let place = Place::new();
-    let amx = ["--cpu-products", "amx", "--precision", "bf16-stochastic", "--save-every", "3"];
-    let train = |name: &str, more: &[&[&'static str]]| place.run(name, &more.concat());
+    let constant = ["--schedule", "constant", "--save-every", "3"];
+    let amx = ["--cpu-products", "amx", "--precision", "bf16-stochastic"];
+    let train = |name: &str, more: &[&[&'static str]]| {
+        place.run(name, &[&constant, &*more.concat()].concat())
+    };
     let whole = losses(&train("whole", &[&amx, &["--steps", "6", "--threads", "1"]]).succeeded());
     let mut parts = losses(&train("parts", &[&amx, &["--steps", "3"]]).succeeded());
     let resume = ["--steps", "6", "--resume", "--vram", "32MiB", "--threads", "3"];

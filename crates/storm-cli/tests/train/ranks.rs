@@ -285,7 +285,7 @@ fn ranks_that_do_not_fit_are_refused() {
     };
     refused(3, &FOUR_LANES, &["3 ranks cannot share the 4 lanes of a step evenly"]);
     refused(2, &["--accumulate", "1"], &["lanes is 2; it must divide"]);
-    let in_backward = "update = \"in-backward\" is for runs on one rank";
+    let in_backward = "updates in the backward pass come before all 2 lanes of a step are summed";
     refused(2, &["--update", "in-backward", "--clip", "0"], &[in_backward]);
     refused(2, &["--disk", "."], &["disk is for runs on one rank"]);
     refused(2, &["--predict", "direction=\"last-update\""], &["predict is for runs on one rank"]);

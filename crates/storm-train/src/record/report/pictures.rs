@@ -137,7 +137,10 @@ fn write_views(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
     )?;
     for (index, picture) in pictures.iter().enumerate() {
         let data = STANDARD.encode(png(picture)?);
-        writeln!(out, ".view-{index} {{ background-image: url(data:image/png;base64,{data}); }}")?;
+        writeln!(
+            out,
+            ".views .view-{index} {{ background-image: url(data:image/png;base64,{data}); }}"
+        )?;
     }
     writeln!(out, "</style>")?;
     for (step, guesses) in views {
