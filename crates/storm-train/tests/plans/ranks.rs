@@ -50,7 +50,9 @@ fn estimates_with_ranks_are_close_to_their_simulation() {
             let worst = ratios.iter().map(off).fold(0.0, f64::max);
             let mean = ratios.iter().map(off).sum::<f64>() / ratios.len() as f64;
             let about = format!("model {number}, {bandwidth} B/s: {mean}, {worst}: {ratios:?}");
-            assert!(worst < 0.12 && mean < 0.03, "{about}");
+            // A step that mostly waits for the link shows what a sketch leaves out of it: which pieces of a block are first.
+            let (worst_max, mean_max) = if bandwidth > 1e6 { (0.04, 0.01) } else { (0.12, 0.06) };
+            assert!(worst < worst_max && mean < mean_max, "{about}");
         }
     }
 }
@@ -59,16 +61,17 @@ fn estimates_with_ranks_are_close_to_their_simulation() {
 /// forward pass.
 #[test]
 fn a_slow_link_defers_the_gather_of_weights() {
-    let options = TrainOptions { lanes: 4, ..crate::models::tiny_options() };
-    let task = task_of(&in_pieces(), &options, 8, 4);
+    let config = preset("qwen2.5-1.5b").expect("a preset");
+    let options = TrainOptions { lanes: 4, ..real_options(8) };
+    let task = task_of(&config, &options, 4, 4);
     let updates = [UpdateTime::EndOfStep, UpdateTime::NextStep];
     let mut found = Vec::new();
-    for bandwidth in [1e15, 1e7] {
-        let mut profile = linked(small_card(1e9, 1e8), bandwidth, 0.0);
-        profile.ranks.as_mut().expect("linked").latency_seconds = 0.0;
+    for bandwidth in [1e15, 1e11] {
+        let mut linked = linked(profile("h200"), bandwidth, 0.0);
+        linked.ranks.as_mut().expect("a link").latency_seconds = 0.0;
         let with = |update| {
             let forced = Forced { update, ..Forced::default() };
-            plan(&task, &profile, budget(gib(4), RAM), &forced).expect("a plan")
+            plan(&task, &linked, budget(gib(60), RAM), &forced).expect("a plan")
         };
         let chosen = with(None);
         let forced = updates.map(|update| with(Some(update)).prediction.step_seconds);
