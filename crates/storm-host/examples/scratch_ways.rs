@@ -6,7 +6,10 @@ use storm_host::{ScratchFolder, ScratchRates, ScratchWay};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let Some(folder) = words.first() else { return Err("name a folder on a disk".into()) };
+    let Some(folder) = words.first() else {
+        println!("scratch_ways FOLDER [MIB] [ROUNDS]: measures the disk that the folder is on");
+        return Ok(());
+    };
     let number = |at: usize, otherwise: u64| words.get(at).map_or(Ok(otherwise), |w| w.parse());
     let (mebibytes, rounds) = (number(1, 512)?, number(2, 7)?);
     let folder = ScratchFolder::open(Path::new(folder))?;
