@@ -204,6 +204,11 @@ fn pictures_are_normalized_by_their_own_statistics() {
         let colour = [200 * (number % 2), 100, 10 * number];
         write_png(&folder.join(format!("own/{class}/{number}.png")), side, colour);
     }
+    let unpacked = storm(folder, &["train", "pictures.toml", "--name", "own", "--data", "own"]);
+    assert_eq!(unpacked.status.code(), Some(2), "{unpacked:?}");
+    let problem = String::from_utf8_lossy(&unpacked.stderr).into_owned();
+    assert!(problem.contains("storm data pack own --out DATASET"), "{problem}");
+    assert!(!folder.join("runs/own").exists());
     let pack = ["data", "pack", "own", "--size", "8", "--held-out", "0.34", "--out", "packed"];
     succeeded(&storm(folder, &pack));
     let train = |name: &str, data: &str| {

@@ -12,7 +12,7 @@ use crate::model_tokenizer::{self, BYTE_VOCABULARY, OtherTokenizer};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use storm_data::records::{Codec, ColumnType, RecordLoaderOptions, RecordSet};
+use storm_data::records::{Codec, ColumnType, RecordInput, RecordLoaderOptions, RecordSet};
 use storm_data::{
     ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
     PackOptions, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
@@ -226,6 +226,13 @@ impl Outline {
                 RunData::Tokens(dataset) => Outline::Dataset(dataset),
                 RunData::Records(_, form) => Outline::Records(form),
             });
+        }
+        if RecordInput::recognize(&[data.to_owned()])?.is_some() {
+            return Err(UsageError(format!(
+                "{0} holds pictures, which are packed before a run: storm data pack {0} --out DATASET, then --data DATASET",
+                data.display()
+            ))
+            .into());
         }
         let files = files_to_pack(data)?;
         for file in &files {
