@@ -140,7 +140,7 @@ fn random_plans_of_image_classifiers_are_exact() {
                 for ((name, found), expected) in names.iter().zip(&found).zip(&at_end) {
                     assert_eq!(found, expected, "{name} of {about}");
                 }
-                // What is looked at during training is the model that would be saved.
+                // Training classifies with the model that would be saved.
                 let path = folder.path().join(&about);
                 let save = SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() };
                 trainer.save(&path, &save).unwrap();

@@ -12,7 +12,7 @@ use storm_train::{Guess, History, NamedInputs, Picture, Pictures, Shown, Viewer}
 /// How many are shown at the end.
 const PICTURES_MAX: u64 = 32;
 
-/// How many of these are looked at after every evaluation: the first.
+/// How many of these, the first, the model classifies after every evaluation.
 const VIEWED_MAX: u64 = 8;
 
 /// The share of host memory that looking after an evaluation may take.

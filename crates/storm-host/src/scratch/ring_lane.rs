@@ -99,7 +99,7 @@ impl RingLane {
                     unsafe { crew.add(Job::Remember(index), memory) };
                 }
             }
-            // What was added begins before anything else is looked at.
+            // Submit what was added before reaping completions.
             if ring.submit().is_err() {
                 break true;
             }

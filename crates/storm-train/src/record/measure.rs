@@ -54,7 +54,7 @@ pub struct Measure {
     looked: Option<Instant>,
     /// Whether steps go by unrecorded until the interval is over.
     is_waiting: bool,
-    /// Whether the last step was looked at.
+    /// Whether memory and queues of the last step were sampled.
     looks: bool,
     device_bytes: u64,
     process_bytes: Option<u64>,
@@ -68,7 +68,7 @@ impl Measure {
         self.trace.as_ref()
     }
 
-    /// Whether the step that was measured last was looked at closely, as one in an interval is.
+    /// Whether the last measured step is one of those whose memory and queues are sampled.
     pub(super) fn looks(&self) -> bool {
         self.looks
     }

@@ -70,7 +70,7 @@ pub enum Event<'a> {
         /// What it took.
         seconds: f64,
     },
-    /// After an evaluation, the model looked at pictures that are always the same.
+    /// The model classified a fixed set of pictures after an evaluation.
     Viewed {
         /// After which step.
         step: u64,

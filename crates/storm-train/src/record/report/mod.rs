@@ -170,7 +170,7 @@ fn ranks(history: &History) -> Option<Table> {
         (format!("rank {rank}"), cells.map(Cell::Text).to_vec())
     };
     (!history.ranks().is_empty()).then(|| Table {
-        caption: "Ranks, in the step that was looked at last. A rank whose collectives take less time than those of others is \
+        caption: "Ranks, in the last step that was sampled. A rank whose collectives take less time than those of others is \
                   the one that they wait for",
         columns: &["", "step", "collectives", "device memory", "host memory of the plan", "process"],
         rows: history.ranks().iter().map(row).collect(),
