@@ -122,6 +122,39 @@ pub fn drop_threshold(rate: f32) -> u32 {
 /// Four independent words for the elements `4·block .. 4·block + 4` of a tensor.
 #[inline]
 pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 4] {
+    philox(counter(seed, stream, block), key(seed, purpose))
+}
+
+/// [`words`] of `N` blocks that follow each other, word by word: `[word][block]`. The same words, in a form that compilers turn into
+/// vector instructions.
+// The index is that of a block in each of four arrays.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+pub fn words_of_blocks<const N: usize>(
+    seed: Seed,
+    purpose: Purpose,
+    stream: Stream,
+    first_block: u64,
+) -> [[u32; N]; 4] {
+    let mut counters = [[0; N]; 4];
+    for at in 0..N {
+        let counter = counter(seed, stream, first_block.wrapping_add(at as u64));
+        (0..4).for_each(|word| counters[word][at] = counter[word]);
+    }
+    let mut key = key(seed, purpose);
+    for _ in 0..ROUNDS {
+        for at in 0..N {
+            let before = [0, 1, 2, 3].map(|word| counters[word][at]);
+            let after = philox_round(before, key);
+            (0..4).for_each(|word| counters[word][at] = after[word]);
+        }
+        key = next_key(key);
+    }
+    counters
+}
+
+#[inline(always)]
+fn key(seed: Seed, purpose: Purpose) -> [u32; 2] {
     let tag = match purpose {
         Purpose::Initialization => 0,
         Purpose::Rounding => 0x5bd1_e995,
@@ -129,40 +162,83 @@ pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 
         Purpose::Augmentation => 0x1656_67b1,
         Purpose::Prediction => 0x3c6e_f372,
     };
-    let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
+    [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag]
+}
+
+#[inline(always)]
+fn counter(seed: Seed, stream: Stream, block: u64) -> [u32; 4] {
     let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
-    philox([block as u32, (block >> 32) as u32, tensor, seed.step], key)
+    [block as u32, (block >> 32) as u32, tensor, seed.step]
 }
 
 /// Rounds at random to one of both neighbours, so that the mean over all `bits` is the value: adds them below the last place
 /// that is kept, and cuts off. What bf16 holds stays as it is, and so does what is not finite.
 #[inline(always)]
 pub fn round_to_bf16(value: f32, bits: u16) -> bf16 {
-    match value.is_finite() {
-        true => bf16::from_bits((value.to_bits().wrapping_add(u32::from(bits)) >> 16) as u16),
-        false => bf16::from_f32(value),
-    }
+    // Without branches, so that loops become vector instructions. A NaN becomes a quiet one, as in every conversion.
+    const QUIET: u32 = 0x0040_0000;
+    let word = value.to_bits();
+    let kept = if value.is_nan() { word | QUIET } else { word };
+    let rounded = if value.is_finite() { word.wrapping_add(u32::from(bits)) } else { kept };
+    bf16::from_bits((rounded >> 16) as u16)
 }
+
+const ROUNDS: usize = 10;
 
 #[inline]
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..10 {
-        let a = u64::from(counter[0]) * 0xD251_1F53;
-        let b = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (b >> 32) as u32 ^ counter[1] ^ key[0],
-            b as u32,
-            (a >> 32) as u32 ^ counter[3] ^ key[1],
-            a as u32,
-        ];
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    for _ in 0..ROUNDS {
+        counter = philox_round(counter, key);
+        key = next_key(key);
     }
     counter
+}
+
+#[inline(always)]
+fn philox_round(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let a = u64::from(counter[0]) * 0xD251_1F53;
+    let b = u64::from(counter[2]) * 0xCD9E_8D57;
+    [
+        (b >> 32) as u32 ^ counter[1] ^ key[0],
+        b as u32,
+        (a >> 32) as u32 ^ counter[3] ^ key[1],
+        a as u32,
+    ]
+}
+
+#[inline(always)]
+fn next_key(key: [u32; 2]) -> [u32; 2] {
+    [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_together_have_the_words_of_each() {
+        let stream = Stream { tensor: 7, layer: 3 };
+        // Across the border of the low word, and of all blocks.
+        for first in [0, 41, u64::from(u32::MAX) - 2, u64::MAX - 3] {
+            let seed = Seed { seed: 0x1234_5678_9abc_def0, step: 5 };
+            let together = words_of_blocks::<8>(seed, Purpose::Rounding, stream, first);
+            for (at, block) in (0..8).map(|at| (at, first.wrapping_add(at as u64))) {
+                let alone = words(seed, Purpose::Rounding, stream, block);
+                assert_eq!(together.map(|of_blocks| of_blocks[at]), alone, "{block}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_converted_and_not_rounded() {
+        for word in [0x7f80_0000, 0xff80_0000, 0x7f80_0001, 0xffc0_1234, 0x7fff_ffff] {
+            let value = f32::from_bits(word);
+            for bits in [0, 1, u16::MAX] {
+                let expected = bf16::from_f32(value).to_bits();
+                assert_eq!(round_to_bf16(value, bits).to_bits(), expected, "{word:x}");
+            }
+        }
+    }
 
     /// Known answers of the reference implementation (Random123, `kat_vectors`).
     #[test]

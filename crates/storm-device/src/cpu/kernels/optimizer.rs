@@ -5,7 +5,7 @@ use super::shared::SharedMut;
 use crate::simd_dispatch;
 use half::bf16;
 use rayon::prelude::*;
-use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words};
+use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words, words_of_blocks};
 use storm_graph::{
     AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, Rounding, SgdParameters,
     StepScalars, decode_first_moment, decode_second_moment, encode_first_moment,
@@ -14,6 +14,9 @@ use storm_graph::{
 
 /// Elements per task; even, so that a task starts on a block of random words.
 const CHUNK: usize = 1 << 14;
+
+/// Elements whose random bits are computed together; even.
+const TOGETHER: usize = 64;
 
 /// Where stochastic rounding takes its bits from.
 #[derive(Clone, Copy)]
@@ -35,6 +38,24 @@ struct Bits {
 }
 
 impl RandomBits {
+    /// Bits of as many elements as are updated together, from `2·pair` on: for the parameter, the first and the second moment.
+    #[inline(always)]
+    fn together(&self, pair: usize) -> [[u16; TOGETHER]; 3] {
+        let block = (self.first_element / 2 + pair) as u64;
+        let words =
+            words_of_blocks::<{ TOGETHER / 2 }>(self.seed, Purpose::Rounding, self.stream, block);
+        let mut bits = [[0; TOGETHER]; 3];
+        for at in 0..TOGETHER / 2 {
+            for odd in 0..2 {
+                let (low, high) = (words[2 * odd][at], words[2 * odd + 1][at]);
+                bits[0][2 * at + odd] = low as u16;
+                bits[1][2 * at + odd] = (low >> 16) as u16;
+                bits[2][2 * at + odd] = high as u16;
+            }
+        }
+        bits
+    }
+
     /// Bits of the piece's elements `2·pair` and `2·pair + 1`: two words each.
     fn pair(&self, pair: usize) -> [Bits; 2] {
         let block = (self.first_element / 2 + pair) as u64;
@@ -165,30 +186,41 @@ simd_dispatch! {
     }
 }
 
-/// Any rounding; with or without a master copy.
-fn adamw_general<P: Stored, G: Element, M: Stored>(
-    factors: Factors,
-    storage: Storage,
-    start: usize,
-    mut tensors: AdamWTensors<'_, P, G, M>,
-) {
-    let (p, g) = (tensors.parameter, tensors.gradient);
-    let (m, v) = (tensors.first_moment, tensors.second_moment);
-    let mut bits = [Bits::default(); 2];
-    for i in 0..p.len() {
-        if i % 2 == 0 {
-            bits = storage.random.map_or(bits, |random| random.pair((start + i) / 2));
+simd_dispatch! {
+    /// Any rounding; with or without a master copy.
+    fn adamw_general[P: Stored, G: Element, M: Stored](
+        factors: Factors, storage: Storage, start: usize, p: &mut [P], master: Option<&mut [f32]>,
+        g: &[G], moments: [&mut [M]; 2],
+    ) {
+        let mut master = master.map(|master| master.chunks_mut(TOGETHER));
+        let [m, v] = moments;
+        let state = m.chunks_mut(TOGETHER).zip(v.chunks_mut(TOGETHER));
+        let all = p.chunks_mut(TOGETHER).zip(g.chunks(TOGETHER)).zip(state);
+        for (number, ((p, g), (m, v))) in all.enumerate() {
+            let bits = match storage.random {
+                Some(random) => random.together((start + number * TOGETHER) / 2),
+                None => [[0; TOGETHER]; 3],
+            };
+            let mut master = master.as_mut().and_then(|chunks| chunks.next());
+            let mut before = [0.0; TOGETHER];
+            match &master {
+                Some(master) => before[..p.len()].copy_from_slice(master),
+                None => before.iter_mut().zip(&*p).for_each(|(before, p)| *before = p.to_f32()),
+            }
+            let [of_parameter, of_first, of_second] = bits;
+            let mut after = [0.0; TOGETHER];
+            for i in 0..p.len() {
+                let (value, first, second) =
+                    factors.update(before[i], g[i].to_f32(), m[i].to_f32(), v[i].to_f32());
+                after[i] = value;
+                p[i] = store(storage.parameter, value, of_parameter[i]);
+                m[i] = store(storage.moments, first, of_first[i]);
+                v[i] = store(storage.moments, second, of_second[i]);
+            }
+            if let Some(master) = &mut master {
+                master.copy_from_slice(&after[..p.len()]);
+            }
         }
-        let bits = bits[i % 2];
-        let before = tensors.master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
-        let (value, first, second) =
-            factors.update(before, g[i].to_f32(), m[i].to_f32(), v[i].to_f32());
-        if let Some(master) = &mut tensors.master {
-            master[i] = value;
-        }
-        p[i] = store(storage.parameter, value, bits.parameter);
-        m[i] = store(storage.moments, first, bits.first);
-        v[i] = store(storage.moments, second, bits.second);
     }
 }
 
@@ -228,8 +260,7 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
             if nearest {
                 adamw_nearest(factors, p, g, m, v);
             } else {
-                let tensors = chunk(p, None, g, m, v);
-                adamw_general(factors, storage, task * CHUNK, tensors);
+                adamw_general(factors, storage, task * CHUNK, p, None, g, [m, v]);
             }
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
@@ -237,8 +268,7 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
                 if nearest {
                     adamw_master(factors, p, master, g, m, v);
                 } else {
-                    let tensors = chunk(p, Some(master), g, m, v);
-                    adamw_general(factors, storage, task * CHUNK, tensors);
+                    adamw_general(factors, storage, task * CHUNK, p, Some(master), g, [m, v]);
                 }
             },
         ),
