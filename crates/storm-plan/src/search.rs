@@ -60,6 +60,9 @@ const FINAL: usize = 6;
 /// And at most this much slower than the fastest of them.
 const CLOSE: f64 = 0.01;
 
+/// Steps whose times differ by less than this share count as equally fast.
+const ALIKE_SHARE: f64 = 1e-4;
+
 /// Gathers of weights that take less than this share of a step are not worth a deferred update, which has to be applied before each
 /// evaluation and each checkpoint.
 const GATHERS_COUNT: f64 = 0.001;
@@ -425,11 +428,8 @@ impl<'a> Search<'a> {
 
     /// Records a sketched choice if it is the fastest so far, overall or among those of its kind.
     fn compare(&self, choice: &Choice, seconds: f64, progress: &mut Progress) {
-        let is_better = |(known, best): &(Choice, f64)| {
-            // At equal speed prefer the simpler plan, without unnecessary copies.
-            let gain = (best - seconds) / best;
-            gain > 1e-4 || (gain > -1e-6 && simpler(choice, known))
-        };
+        let is_better =
+            |(known, least): &(Choice, f64)| is_preferred((choice, seconds), (known, *least));
         match progress.starts.iter_mut().find(|(known, _)| known.is_of_a_kind_with(choice)) {
             Some(known) if is_better(known) => *known = (choice.clone(), seconds),
             Some(_) => {}
@@ -472,8 +472,11 @@ impl<'a> Search<'a> {
         let mut fastest: Option<(&Choice, Simulation, Option<Plan>)> = None;
         for (choice, lowered) in finals.into_iter().zip(lowered) {
             let Some((simulation, plan)) = lowered else { continue };
-            let least = fastest.as_ref().map_or(f64::MAX, |(_, least, _)| least.step_seconds);
-            if simulation.step_seconds < least * (1.0 - 1e-5) {
+            let seconds = simulation.step_seconds;
+            let is_better = |(known, least, _): &(&Choice, Simulation, Option<Plan>)| {
+                is_preferred((choice, seconds), (known, least.step_seconds))
+            };
+            if fastest.as_ref().is_none_or(is_better) {
                 fastest = Some((choice, simulation, plan));
             }
         }
@@ -688,6 +691,13 @@ fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
     order.into_iter().filter_map(|(_, at)| choices[at].take()).collect()
+}
+
+/// Whether a choice, with the seconds of its step, is better than another. At about the same speed that is the simpler one: copies
+/// that gain nothing still take power and room on the bus.
+fn is_preferred((choice, seconds): (&Choice, f64), (known, least): (&Choice, f64)) -> bool {
+    let gain = (least - seconds) / least;
+    gain > ALIKE_SHARE || (gain > -ALIKE_SHARE && simpler(choice, known))
 }
 
 /// Fewer things move.

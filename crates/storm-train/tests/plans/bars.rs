@@ -60,3 +60,17 @@ fn a_small_card_offloads_more_and_recomputes_less() {
     let [on_small, on_large] = [&small, &large].map(|p| p.prediction.recompute_fraction);
     assert!(on_small < 0.5 * on_large, "{on_small} and {on_large} of the time are spent again");
 }
+
+/// Where there is room for everything, nothing is copied for a gain of microseconds.
+#[test]
+fn nothing_is_offloaded_where_everything_fits() {
+    let task = real_task("qwen2.5-1.5b", 16, 8);
+    for vram in [60, 130] {
+        let planned = planned(&task, &profile("h200"), budget(gib(vram), RAM));
+        for queue in [Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST] {
+            let holdings = planned.plan.holdings();
+            let copied: u64 = holdings.iter().map(|held| held.copied_bytes[queue]).sum();
+            assert!(copied < 1 << 24, "{copied} bytes are copied in {vram} GiB: {holdings:#?}");
+        }
+    }
+}

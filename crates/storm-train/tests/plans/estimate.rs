@@ -90,7 +90,8 @@ fn more_memory_is_never_slower() {
     for kilobytes in [170, 190, 220, 260, 300, 400, 600, 1000] {
         let planned = planned(&task, &profile, budget(kilobytes << 10, RAM));
         let seconds = planned.prediction.step_seconds;
-        assert!(seconds <= last * (1.0 + 1e-9), "{seconds} s in {kilobytes} KiB, {last} s in less");
+        // The simpler of two plans may be a ten-thousandth slower.
+        assert!(seconds <= last * 1.000_2, "{seconds} s in {kilobytes} KiB, {last} s in less");
         last = seconds;
     }
 }

@@ -26,8 +26,8 @@ fn never_slower(about: &str, task: &Task, profile: &HardwareProfile, budget: Bud
             policy.name
         );
         assert!(
-            // The simpler of two equal plans may be a few millionths slower.
-            seconds <= prediction.step_seconds * 1.000_01,
+            // The simpler of two plans may be up to a ten-thousandth slower, by sketch and by simulation.
+            seconds <= prediction.step_seconds * 1.000_2,
             "{about}: {seconds} s, but {} takes {} s",
             policy.name,
             prediction.step_seconds
