@@ -24,7 +24,8 @@ fn a_change_is_measured_and_none_is_none() {
     assert_eq!(lines.len(), 3, "{lines:?}");
     let number = |line: usize, key: &str| lines[line][key].as_f64().expect("a number");
     assert_eq!(lines[1]["variant"], "vram 48MiB");
-    for key in ["difference", "difference_of_first_loss", "difference_of_smoothed_curve_max"] {
+    let curve = ["smoothed_curve_above_max", "smoothed_curve_below_max"];
+    for key in [&["difference", "difference_of_first_loss"], &curve[..]].concat() {
         assert_eq!(number(1, key), 0.0, "{key}");
     }
     // The first loss is from before the first update.

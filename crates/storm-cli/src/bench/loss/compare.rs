@@ -30,8 +30,10 @@ pub(super) struct Comparison {
     pub(super) each: Vec<f64>,
     /// Difference of the losses of the first step.
     pub(super) first: f64,
-    /// The largest difference between the smoothed losses of the steps.
-    pub(super) curve: f64,
+    /// How far the smoothed loss of the steps is above the first variant's, at most.
+    pub(super) above: f64,
+    /// How far it is below, at most.
+    pub(super) below: f64,
 }
 
 impl Comparison {
@@ -46,12 +48,13 @@ impl Comparison {
         let pairs = || base.iter().zip(other);
         let each = pairs().map(|(a, b)| b.last_held_out() / a.last_held_out() - 1.0).collect();
         let (smooth, smooth_other) = (smoothed(base), smoothed(other));
-        let apart = smooth.iter().zip(&smooth_other).map(|(a, b)| (b.1 / a.1 - 1.0).abs());
+        let apart = || smooth.iter().zip(&smooth_other).map(|(a, b)| b.1 / a.1 - 1.0);
         Ok(Comparison {
             held_out: mean_held_out(other),
             each,
             first: mean_first(other) / mean_first(base) - 1.0,
-            curve: apart.fold(0.0, f64::max),
+            above: apart().fold(0.0, f64::max),
+            below: apart().map(|apart| -apart).fold(0.0, f64::max),
         })
     }
 
@@ -124,7 +127,8 @@ mod tests {
     fn equal_runs_do_not_differ() {
         let runs = [curve(1.0), curve(2.0)];
         let compared = Comparison::new(&runs, &runs).expect("comparable");
-        assert_eq!([compared.difference(), compared.first, compared.curve], [0.0; 3]);
+        assert_eq!([compared.difference(), compared.first], [0.0; 2]);
+        assert_eq!([compared.above, compared.below], [0.0; 2]);
     }
 
     #[test]
@@ -136,9 +140,21 @@ mod tests {
         is_near(compared.each[1], 0.03);
         is_near(compared.difference(), 0.02);
         // Of the mean curve: 3.07 to 3.
-        is_near(compared.curve, 0.07 / 3.0);
+        is_near(compared.above, 0.07 / 3.0);
+        assert_eq!(compared.below, 0.0);
         is_near(compared.first, 0.07 / 3.0);
         is_near(spread(&base), 1.0 / 1.5);
+    }
+
+    #[test]
+    fn curves_are_compared_above_and_below() {
+        let mut other = curve(1.0);
+        // The first two steps make the first point, the last two the last.
+        other.steps[..2].iter_mut().for_each(|(_, loss)| *loss *= 1.01);
+        other.steps[38..].iter_mut().for_each(|(_, loss)| *loss *= 0.97);
+        let compared = Comparison::new(&[curve(1.0)], &[other]).expect("comparable");
+        is_near(compared.above, 0.01);
+        is_near(compared.below, 0.03);
     }
 
     #[test]

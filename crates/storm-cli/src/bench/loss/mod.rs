@@ -79,16 +79,17 @@ fn variants(changes: &[String]) -> Result<Vec<Variant>> {
 fn print_table(variants: &[Variant], base: &[Curve], compared: &[Comparison]) {
     let width = variants.iter().map(|variant| variant.name.len()).max().unwrap_or(0);
     println!(
-        "{:width$} {:>10} {:>11} {:>12} {:>12}  each seed",
-        "", "held-out", "difference", "first loss", "curve apart"
+        "{:width$} {:>10} {:>11} {:>12} {:>12} {:>12}  each seed",
+        "", "held-out", "difference", "first loss", "curve above", "curve below"
     );
     let spread = compare::spread(base);
     println!(
-        "{:width$} {:>10.4} {:>11} {:>12.4} {:>12}  seeds differ by {:.2} %",
+        "{:width$} {:>10.4} {:>11} {:>12.4} {:>12} {:>12}  seeds differ by {:.2} %",
         variants[0].name,
         compare::mean_held_out(base),
         "",
         compare::mean_first(base),
+        "",
         "",
         100.0 * spread
     );
@@ -99,12 +100,13 @@ fn print_table(variants: &[Variant], base: &[Curve], compared: &[Comparison]) {
             .map(|difference| format!("{:+.2} %", 100.0 * difference))
             .collect();
         println!(
-            "{:width$} {:>10.4} {:>+9.2} % {:>+10.3} % {:>10.2} %  {}",
+            "{:width$} {:>10.4} {:>+9.2} % {:>+10.3} % {:>10.2} % {:>10.2} %  {}",
             variant.name,
             compared.held_out,
             100.0 * compared.difference(),
             100.0 * compared.first,
-            100.0 * compared.curve,
+            100.0 * compared.above,
+            100.0 * compared.below,
             each.join(" ")
         );
     }
@@ -125,7 +127,8 @@ fn print_json(variants: &[Variant], base: &[Curve], compared: &[Comparison]) {
             "difference": compared.difference(),
             "difference_of_each_seed": compared.each,
             "difference_of_first_loss": compared.first,
-            "difference_of_smoothed_curve_max": compared.curve,
+            "smoothed_curve_above_max": compared.above,
+            "smoothed_curve_below_max": compared.below,
         });
         println!("{line}");
     }
