@@ -77,10 +77,12 @@ class Storm:
         _, output = self._run("logits", {"model": model, "batch": batch.job(), **adapter})
         return load_file(output)["logits"]
 
-    def gradients(self, model: Path, batches: list[Batch], chunk_rows: int) -> Gradients:
-        """One backward pass in f32."""
+    def gradients(
+        self, model: Path, batches: list[Batch], chunk_rows: int, precision: str = "f32"
+    ) -> Gradients:
+        """One backward pass."""
         micro_batches = [batch.job() for batch in batches]
-        fields = {"precision": "f32", "chunk_rows": chunk_rows, "micro_batches": micro_batches}
+        fields = {"precision": precision, "chunk_rows": chunk_rows, "micro_batches": micro_batches}
         numbers, output = self._run("gradients", {"model": model, **fields})
         return Gradients(numbers["loss"], numbers["gradient_norm"], load_file(output))
 

@@ -202,6 +202,7 @@ pub(crate) enum PrecisionName {
     F32,
     Bf16Master,
     Bf16Stochastic,
+    Fp8,
 }
 
 impl From<PrecisionName> for Precision {
@@ -210,6 +211,7 @@ impl From<PrecisionName> for Precision {
             PrecisionName::F32 => Precision::F32,
             PrecisionName::Bf16Master => Precision::Bf16Master,
             PrecisionName::Bf16Stochastic => Precision::Bf16Stochastic,
+            PrecisionName::Fp8 => Precision::Fp8,
         }
     }
 }
