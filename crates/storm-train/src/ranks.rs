@@ -5,6 +5,7 @@
 //! their pieces and weights back. All weights are on every rank; of optimizer state each has what it owns. So bits depend on the lanes of
 //! a step, and never on the number of ranks.
 
+mod alike;
 mod figures;
 mod orders;
 mod store;
@@ -28,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use storm_device::{Collectives, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{DType, TensorClass, Training};
-use storm_plan::{RankPlace, Tier, UpdateTime, shared_digest};
+use storm_plan::{RankPlace, Tier, UpdateTime};
 use storm_ranks::{Collective, Engine, Place, RankError};
 
 /// Bytes of a tensor that are sent at a time.
@@ -214,22 +215,34 @@ impl<D: PlanDevice> Trainer<D> {
     /// the others, and no step was made. Other ranks take over the weights; their optimizer state is that of the beginning.
     ///
     /// # Errors
-    /// The plan, the model or the number of lanes do not allow it, or the plans of ranks do not fit together.
+    /// The plan, the model or the number of lanes do not allow it, or ranks have other models, devices or plans.
     pub fn lead(&mut self, ranks: Ranks) -> Result<(), TrainError> {
-        let state = self.rank_state(ranks)?;
-        self.compare_plans(&state)?;
+        let state = match self.rank_state(ranks.clone()) {
+            Ok(state) => state,
+            Err(error) => {
+                ranks.tell_refusal(&error.to_string());
+                return Err(error);
+            }
+        };
+        self.compare_ranks(&ranks)?;
         self.send_weights(&state)?;
         self.ranks = Some(Box::new(state));
         Ok(())
     }
 
-    /// Any other rank: computes what the first one says, until that ends the run. Returns the exit code.
+    /// Any other rank: computes what the first one says, until that ends the run. Returns the exit code. What
+    /// [`Trainer::lead`] refuses, the first rank says.
     ///
     /// # Errors
-    /// As [`Trainer::lead`]; from the device, or if a rank is gone.
+    /// From the device, or if a rank is gone.
     pub fn follow(mut self, ranks: &Ranks) -> Result<u8, TrainError> {
-        let state = self.rank_state(ranks.clone())?;
-        self.compare_plans(&state)?;
+        let state = match self.rank_state(ranks.clone()) {
+            Ok(state) => state,
+            Err(error) => return Ok(ranks.refuse(&error.to_string())?),
+        };
+        if self.compare_ranks(ranks).is_err() {
+            return Ok(ranks.wait_for_end()?);
+        }
         self.take_weights(&state)?;
         loop {
             match ranks.next_order()? {
@@ -287,18 +300,6 @@ impl<D: PlanDevice> Trainer<D> {
             all.filter(|tensor| is_kept(tensor.class)).map(|tensor| tensor.name.clone()).collect();
         tensors.sort();
         Ok(RankState { ranks, tensors, batches: Vec::new(), figures: Vec::new() })
-    }
-
-    /// Makes sure that all ranks have plans that fit together.
-    fn compare_plans(&self, state: &RankState) -> Result<(), TrainError> {
-        let digest = shared_digest(self.plan()) as i64;
-        let mut most = [digest, digest.wrapping_neg()];
-        state.ranks.lock().engine.agree(&mut most)?;
-        if most != [digest, digest.wrapping_neg()] {
-            let problem = "of this rank does not fit those of the others".to_owned();
-            return Err(TrainError::Option { option: "plan", problem });
-        }
-        Ok(())
     }
 
     /// Every parameter, in parts that are sent at once.

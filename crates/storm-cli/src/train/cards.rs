@@ -5,7 +5,7 @@ use super::options::Settings;
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use storm_device::cuda::{CudaRanks, find_card, visible_cards};
+use storm_device::cuda::{CudaRanks, OpenCard, find_card, visible_cards};
 use storm_ranks::nccl::{Id, Nccl};
 use storm_ranks::{Launch, host_name, process_variables};
 use storm_train::Ranks;
@@ -41,6 +41,14 @@ impl Own {
         let nccl = format!("{}.{}.{}", version.major, version.minor, version.patch);
         Ok(Own { card: card.name, nccl, host: host_name(), bus, ordinal })
     }
+}
+
+/// What a rank has before it waits for others.
+fn find(launch: &Launch) -> Result<(Own, OpenCard, Arc<Nccl>)> {
+    let nccl = Nccl::load(&process_variables())?;
+    let own = Own::find(launch, &nccl)?;
+    let card = OpenCard::new(own.ordinal)?;
+    Ok((own, card, nccl))
 }
 
 /// Which GPU a rank takes: of several the one with its number on this machine, and of one that one. A launcher may show each
@@ -86,13 +94,12 @@ impl Cards {
 
     /// Connects this rank's card to the others. All ranks do this at the same time, and if it fails on one, it fails on all.
     pub(super) fn connect(ranks: &Ranks, launch: &Launch, id: Id) -> Result<Cards> {
-        let nccl = Nccl::load(&process_variables()).map_err(anyhow::Error::from);
-        let found = nccl.and_then(|nccl| Ok((Own::find(launch, &nccl)?, nccl)));
-        let own = found.as_ref().map(|(own, _)| own).map_err(|error| format!("{error:#}"));
+        let found = find(launch);
+        let own = found.as_ref().map(|(own, ..)| own).map_err(|error| format!("{error:#}"));
         let all: Vec<Own> = ranks.hear_all(&own)?;
         compare(&all)?;
-        let (own, nccl) = found?;
-        let connected = CudaRanks::connect(own.ordinal, &nccl, id, ranks.place());
+        let (own, card, nccl) = found?;
+        let connected = CudaRanks::connect(card, &nccl, id, ranks.place());
         let taken = connected.as_ref().map(|connected| connected.nccl_bytes());
         let taken: Vec<u64> = ranks.hear_all(&taken.map_err(ToString::to_string))?;
         let is_same = |other: &&Own| (&other.host, &other.bus) == (&own.host, &own.bus);

@@ -23,7 +23,7 @@ use storm_ranks::nccl::Id;
 use storm_ranks::{Engine, Launch, Launcher, Place};
 use storm_train::{
     AnyBatch, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks, RunError,
-    StepPlan, StepSize,
+    StepPlan, StepSize, Trainer,
 };
 
 /// Allows several GPUs, which no test has run on hardware.
@@ -242,6 +242,13 @@ fn follow(crew: &Crew) -> Result<u8> {
 
 /// Computes lanes on a device.
 fn follow_on<D: Trains>(crew: &Crew, kind: DeviceKind, told: Told) -> Result<u8> {
+    match trainer::<D>(crew, kind, told) {
+        Ok(trainer) => Ok(trainer.follow(&crew.ranks)?),
+        Err(error) => Ok(crew.ranks.refuse(&format!("{error:#}"))?),
+    }
+}
+
+fn trainer<D: Trains>(crew: &Crew, kind: DeviceKind, told: Told) -> Result<Trainer<D>> {
     let settings = config::parse(&told.config).map_err(|problem| anyhow!(problem))?.resolve();
     let outline = Outline::new(&settings)?;
     let form = DataForm::Tokens { vocabulary: told.vocabulary, is_packed: true };
@@ -262,8 +269,7 @@ fn follow_on<D: Trains>(crew: &Crew, kind: DeviceKind, told: Told) -> Result<u8>
     let request_of_launch = LaunchRequest { decided: Some(told.decisions), ..request.launch(None) };
     let mut launch = TrainLaunch::new(request_of_launch)?;
     let mut site = Quiet { cpu, disk: DiskTier::options(request.disk.as_ref()), crew };
-    let trainer = launch.start::<D>(&mut site, None)?.trainer;
-    Ok(trainer.follow(&crew.ranks)?)
+    Ok(launch.start::<D>(&mut site, None)?.trainer)
 }
 
 /// A launch of which nothing is said: the first rank says it.

@@ -301,6 +301,80 @@ fn ranks_that_do_not_fit_are_refused() {
     assert_eq!(done.stderr.matches(problem).count(), 1, "{}", done.stderr);
 }
 
+/// Two ranks, of which the second runs in a folder of its own, as on another machine.
+fn apart(mpi: &Mpi, place: &Place, other: &Path, name: &str, flags: &[&str]) -> Done {
+    after(mpi, place, "cd \"$0\"", other, name, flags)
+}
+
+/// Two ranks, of which the second runs after a command of the shell, which knows a folder as `$0`.
+fn after(mpi: &Mpi, place: &Place, first: &str, other: &Path, name: &str, flags: &[&str]) -> Done {
+    let mut command = mpi.command(place, 1, name, flags);
+    let storm = place.command(name, flags);
+    let script = format!("{first} && exec \"$@\"");
+    command.arg(":").args(["-n", "1", "sh", "-c", &script]).arg(other);
+    command.arg(storm.get_program()).args(storm.get_args());
+    finish(command)
+}
+
+/// Ranks read the config of a model themselves. One that is missing or says something else there is refused.
+#[test]
+fn a_model_that_differs_between_ranks_is_refused() {
+    let Some(mpi) = mpis().into_iter().next() else { return };
+    let place = Place::new();
+    place.run("first", &["--steps", "1"]).succeeded();
+    let model = place.path().join("model");
+    std::fs::rename(place.run_folder("first").join("model"), &model).expect("a model");
+    let mut config = std::fs::read_to_string(place.path().join("tiny.toml")).expect("a config");
+    for key in ["model", "layers", "width", "heads"] {
+        let line = config.lines().find(|line| line.starts_with(&format!("{key} = ")));
+        config = config.replace(line.expect("a line"), "");
+    }
+    std::fs::write(place.path().join("tiny.toml"), format!("model = \"model\"\n{config}"))
+        .expect("a config");
+    let flags = with(&["--steps", "1"]);
+    let other = tempfile::tempdir().expect("a folder");
+    let copy = |file: &str| {
+        std::fs::copy(place.path().join(file), other.path().join(file)).expect("a copy");
+    };
+    copy("tiny.toml");
+    let refused = |name: &str, code: i32, problem: &str| {
+        let done = apart(&mpi, &place, other.path(), name, &flags);
+        assert_eq!(done.code, Some(code), "{}", done.stderr);
+        assert_eq!(done.stderr.matches(problem).count(), 1, "{}", done.stderr);
+        assert_eq!(done.stderr.matches("error").count(), 1, "{}", done.stderr);
+        assert!(!done.events.iter().any(|event| is(event, "step")));
+    };
+    refused("a", 1, "rank 1 ended the run: ");
+    std::fs::create_dir(other.path().join("model")).expect("a folder");
+    copy("model/config.json");
+    copy("model/model.safetensors");
+    apart(&mpi, &place, other.path(), "b", &flags).succeeded();
+    // Every shape is the same, so plans fit together.
+    let config = std::fs::read_to_string(model.join("config.json")).expect("a config");
+    let mut config: Value = serde_json::from_str(&config).expect("JSON");
+    config["layer_norm_epsilon"] = Value::from(1e-2);
+    std::fs::write(other.path().join("model/config.json"), config.to_string()).expect("a config");
+    refused("c", 2, "model: rank 1 has another config of it than rank 0");
+}
+
+/// Slurm's ranks meet at a port. If something else has it, the first rank says which, and how to name another.
+#[test]
+fn a_port_in_use_is_named() {
+    let place = Place::new();
+    let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let mut command = place.command("a", &["--device", "auto"]);
+    command.envs([("SLURM_JOB_ID", "4711"), ("SLURM_STEP_ID", "0"), ("SLURM_NODEID", "0")]);
+    command.envs([("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_STEP_NUM_TASKS", "2")]);
+    command.envs([("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_STEP_NODELIST", "localhost")]);
+    command.envs([("SLURMD_NODENAME", "localhost"), ("STORM_RENDEZVOUS_PORT", &port)]);
+    let problem = format!(
+        "port {port} on localhost, which follows from Slurm's job and step, cannot be used"
+    );
+    finish(command).failed(2, &[&problem, "STORM_RENDEZVOUS_PORT"]);
+    assert!(!place.run_folder("a").exists());
+}
+
 /// Other launchers than mpirun do not connect ranks without GPUs. Only the first rank says so.
 #[test]
 fn other_launchers_are_refused() {

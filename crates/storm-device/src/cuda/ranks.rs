@@ -34,6 +34,21 @@ pub fn find_card(ordinal: usize) -> Result<(Card, String), CudaError> {
     Ok((card, bus))
 }
 
+/// This rank's GPU before it is connected. All that can fail for a reason of its own happens before ranks wait for each other.
+pub struct OpenCard {
+    context: Arc<Context>,
+}
+
+impl OpenCard {
+    /// Opens GPU number `ordinal`.
+    ///
+    /// # Errors
+    /// From the driver: no such GPU, one that cannot be used, or no memory for a context.
+    pub fn new(ordinal: usize) -> Result<OpenCard, DeviceError> {
+        Ok(OpenCard { context: Context::open(ordinal)? })
+    }
+}
+
 /// This rank's GPU, connected to those of the others.
 pub struct CudaRanks {
     // Dropped in this order: the communicator needs the context.
@@ -43,18 +58,18 @@ pub struct CudaRanks {
 }
 
 impl CudaRanks {
-    /// Connects GPU number `ordinal` to those of all other ranks, which call this at the same time, and sends each of
+    /// Connects a GPU to those of all other ranks, which call this at the same time, and sends each of
     /// them a message: so NCCL allocates what it needs before anything is planned.
     ///
     /// # Errors
     /// From the driver or from NCCL, or if what arrives is not what was sent.
     pub fn connect(
-        ordinal: usize,
+        card: OpenCard,
         nccl: &Arc<Nccl>,
         id: Id,
         place: Place,
     ) -> Result<CudaRanks, DeviceError> {
-        let context = Context::open(ordinal)?;
+        let OpenCard { context } = card;
         context.make_current()?;
         let before = context.memory_in_use()?;
         // SAFETY: the context is current, and lives longer than the communicator.
