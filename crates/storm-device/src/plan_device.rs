@@ -147,6 +147,15 @@ pub trait PlanDevice: Sized {
         Ok(None)
     }
 
+    /// Seconds that collectives took on the device, of those that ended since this was last asked. None if the host moves
+    /// their bytes, and knows.
+    ///
+    /// # Errors
+    /// Of anything that was issued.
+    fn collective_seconds(&self) -> Result<Option<f64>, DeviceError> {
+        Ok(None)
+    }
+
     /// What computes: the card, and the library that chooses its matrix products. A plan gives the same
     /// bits on every device with the same identity.
     fn identity(&self) -> String;

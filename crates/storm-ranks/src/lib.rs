@@ -28,7 +28,8 @@ pub use error::{Collective, RankError};
 pub use hello::host_name;
 pub use launch::{Launch, LaunchError, Launcher, Variables, process_variables};
 pub use measure::{
-    LinkMeasurement, LinkPoint, MachineMeasurement, machines_of_ranks, measure_link,
+    Carrier, HostCarrier, LinkMeasurement, LinkPoint, MachineMeasurement, machines_of_ranks,
+    measure_cards, measure_link,
 };
 pub use mpi::{Mpi, MpiError};
 pub use sockets::Sockets;

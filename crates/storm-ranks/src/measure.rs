@@ -9,8 +9,11 @@ use crate::error::{Collective, RankError};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes that a rank sends to all others together, and how often.
-const SIZES: [(usize, usize); 4] = [(4 << 10, 15), (256 << 10, 9), (4 << 20, 5), (32 << 20, 3)];
+/// Bytes that a rank sends to all others together, and how often. Between GPUs the last size is needed as well: the
+/// others take little more than the latency.
+const SIZES: [(usize, usize); 5] =
+    [(4 << 10, 15), (256 << 10, 9), (4 << 20, 5), (32 << 20, 3), (256 << 20, 3)];
+const SIZES_OF_HOSTS: usize = 4;
 
 /// Bytes of the name of a machine.
 const NAME_BYTES: usize = 64;
@@ -51,6 +54,50 @@ pub struct LinkPoint {
     pub seconds: f64,
 }
 
+/// Makes collectives and says how long each took. Of one block of memory it sends a range to each rank, and what each sends goes
+/// into a range of another block. All ranks call it at the same time. The engine is there for whoever needs it.
+pub trait Carrier<E> {
+    /// Ranges of what is sent, and of what is received, one for each rank.
+    fn carry(
+        &mut self,
+        engine: &mut dyn Engine,
+        sends: &[Range<usize>],
+        receives: &[Range<usize>],
+    ) -> Result<Duration, E>;
+}
+
+/// Collectives of an engine, as the CPU device makes them.
+pub struct HostCarrier<'a> {
+    /// How much time has passed since any moment.
+    clock: &'a mut dyn FnMut() -> Duration,
+    /// Sent and received.
+    buffers: [Vec<u8>; 2],
+}
+
+impl<'a> HostCarrier<'a> {
+    /// Timed by a clock, which says how much time has passed since any moment.
+    pub fn new(clock: &'a mut dyn FnMut() -> Duration) -> HostCarrier<'a> {
+        HostCarrier { clock, buffers: [Vec::new(), Vec::new()] }
+    }
+}
+
+impl Carrier<RankError> for HostCarrier<'_> {
+    fn carry(
+        &mut self,
+        engine: &mut dyn Engine,
+        sends: &[Range<usize>],
+        receives: &[Range<usize>],
+    ) -> Result<Duration, RankError> {
+        for (buffer, ranges) in self.buffers.iter_mut().zip([sends, receives]) {
+            buffer.resize(ranges.iter().map(|range| range.end).max().unwrap_or(0), 1);
+        }
+        let [send, receive] = &mut self.buffers;
+        let start = (self.clock)();
+        engine.exchange(send, sends, receive, receives)?;
+        Ok((self.clock)().saturating_sub(start))
+    }
+}
+
 /// The machine of each rank, as a number: ranks with equal numbers share one, by the name that it has in the network.
 ///
 /// # Errors
@@ -73,8 +120,8 @@ fn numbered(names: &[&[u8]]) -> Vec<u32> {
     names.iter().map(first).collect()
 }
 
-/// Measures the link. All ranks call it, with the same machines; all get the same figures. `clock` says how much time has
-/// passed since any moment.
+/// Measures the link of the CPU device. All ranks call it, with the same machines; all get the same figures. `clock` says how
+/// much time has passed since any moment.
 ///
 /// # Errors
 /// A rank is gone.
@@ -86,18 +133,33 @@ pub fn measure_link(
     machines: &[u32],
     clock: &mut dyn FnMut() -> Duration,
 ) -> Result<LinkMeasurement, RankError> {
-    measure_sizes(engine, machines, clock, &SIZES)
+    measure_sizes(engine, machines, &mut HostCarrier::new(clock), &SIZES[..SIZES_OF_HOSTS])
 }
 
-fn measure_sizes(
+/// Measures the link between GPUs, as [`measure_link`] does; the carrier makes the collectives.
+///
+/// # Errors
+/// A rank is gone, or from the carrier.
+///
+/// # Panics
+/// As [`measure_link`].
+pub fn measure_cards<E: From<RankError>>(
     engine: &mut dyn Engine,
     machines: &[u32],
-    clock: &mut dyn FnMut() -> Duration,
+    carrier: &mut dyn Carrier<E>,
+) -> Result<LinkMeasurement, E> {
+    measure_sizes(engine, machines, carrier, &SIZES)
+}
+
+fn measure_sizes<E: From<RankError>>(
+    engine: &mut dyn Engine,
+    machines: &[u32],
+    carrier: &mut dyn Carrier<E>,
     sizes: &[(usize, usize)],
-) -> Result<LinkMeasurement, RankError> {
+) -> Result<LinkMeasurement, E> {
     let Place { rank, ranks } = engine.place();
     assert!(ranks > 1 && machines.len() == ranks as usize, "a link joins several ranks");
-    let mut link = Link { engine, clock, sizes, buffers: [Vec::new(), Vec::new()] };
+    let mut link = Link { engine, carrier, sizes };
     let all = vec![true; ranks as usize];
     let points = link.points(&all)?;
     let (latency_seconds, bandwidth) = fitted(&points);
@@ -148,17 +210,15 @@ fn fitted(points: &[LinkPoint]) -> (f64, f64) {
     ((quick - least as f64 / bandwidth).max(0.0), bandwidth)
 }
 
-struct Link<'a> {
+struct Link<'a, E> {
     engine: &'a mut dyn Engine,
-    clock: &'a mut dyn FnMut() -> Duration,
+    carrier: &'a mut dyn Carrier<E>,
     sizes: &'a [(usize, usize)],
-    /// Sent and received.
-    buffers: [Vec<u8>; 2],
 }
 
-impl Link<'_> {
+impl<E: From<RankError>> Link<'_, E> {
     /// Both collectives at all sizes, between this rank and those that take part with it.
-    fn points(&mut self, takes_part: &[bool]) -> Result<Vec<LinkPoint>, RankError> {
+    fn points(&mut self, takes_part: &[bool]) -> Result<Vec<LinkPoint>, E> {
         let mut points = Vec::new();
         for &(bytes, times) in self.sizes {
             for collective in [Collective::Exchange, Collective::Gather] {
@@ -174,7 +234,7 @@ impl Link<'_> {
         bytes: usize,
         times: usize,
         takes_part: &[bool],
-    ) -> Result<LinkPoint, RankError> {
+    ) -> Result<LinkPoint, E> {
         let rank = self.engine.place().rank as usize;
         let others = takes_part.iter().filter(|&&takes| takes).count() - 1;
         let part = bytes / others;
@@ -194,15 +254,12 @@ impl Link<'_> {
             Collective::Gather => receives.iter().map(|range| 0..range.len()).collect(),
             _ => receives.clone(),
         };
-        self.buffers.iter_mut().for_each(|buffer| buffer.resize(bytes, 1));
         let mut nanoseconds = Vec::new();
         // The first is not counted: memory is touched for the first time, and connections are made.
         for _ in 0..=times {
             self.engine.barrier()?;
-            let start = (self.clock)();
-            let [send, receive] = &mut self.buffers;
-            self.engine.exchange(send, &sends, receive, &receives)?;
-            let mut slowest = [(self.clock)().saturating_sub(start).as_nanos() as i64];
+            let taken = self.carrier.carry(self.engine, &sends, &receives)?;
+            let mut slowest = [taken.as_nanos() as i64];
             self.engine.agree(&mut slowest)?;
             nanoseconds.push(slowest[0]);
         }
@@ -297,7 +354,8 @@ mod tests {
                 let nanoseconds = &AtomicU64::new(0);
                 let mut engine = Timed { inner, machines, model, nanoseconds, seen: Vec::new() };
                 let mut clock = || Duration::from_nanos(nanoseconds.load(Ordering::Relaxed));
-                measure_sizes(&mut engine, machines, &mut clock, &SMALLER).expect("no failure")
+                let mut carrier = HostCarrier::new(&mut clock);
+                measure_sizes(&mut engine, machines, &mut carrier, &SMALLER).expect("no failure")
             };
             let ranks = in_process::connect(machines.len() as u32);
             let threads: Vec<_> =

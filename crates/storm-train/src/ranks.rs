@@ -493,13 +493,14 @@ impl<D: PlanDevice> Trainer<D> {
     /// What this rank says of a step that began then.
     fn own_figures(&self, ranks: &Ranks, begun: Instant) -> Result<RankFigures, TrainError> {
         let seconds = begun.elapsed().as_secs_f64();
+        let on_device = self.device().collective_seconds().map_err(storm_exec::ExecError::from)?;
         let mut shared = ranks.lock();
         let in_use = || self.device().memory_in_use_bytes();
         shared.memory.look(in_use).map_err(storm_exec::ExecError::from)?;
         Ok(RankFigures {
             rank: ranks.place.rank,
             seconds,
-            collective_seconds: shared.collective_time.as_secs_f64(),
+            collective_seconds: on_device.unwrap_or(shared.collective_time.as_secs_f64()),
             device_bytes: shared.memory.device_bytes,
             host_bytes: self.memory_taken()[Tier::HOST] as u64,
             process_bytes: shared.memory.process_bytes,

@@ -149,8 +149,8 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
     )];
     if request.profile.ranks.is_none() {
         words.push(format!(
-            "the link between them is not known, so times leave out what they send each other; `mpirun -n {ranks} storm probe \
-             --device cpu` measures it, and --hardware takes the profile that it writes"
+            "the link between them is not known, so times leave out what they send each other; `mpirun -n {ranks} storm probe` \
+             measures it (with --device cpu for the CPU device), and --hardware takes the profile that it writes"
         ));
     } else if let Some(queue) = answer.planned.plan.links.rank_queue() {
         words.push(format!(

@@ -1,4 +1,4 @@
-//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner. Under `mpirun` also the link between ranks.
+//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner. Under a launcher also the link between ranks.
 
 mod ranks;
 
@@ -47,11 +47,15 @@ enum DeviceArg {
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
-    if let Some(joined) = joined::join(Devices::Cpu)? {
+    let devices = match args.device {
+        DeviceArg::Cpu => Devices::Cpu,
+        DeviceArg::Cuda => Devices::Any,
+    };
+    if let Some(joined) = joined::join(devices)? {
         return ranks::run(args, joined);
     }
+    let out = staged(args)?;
     if let DeviceArg::Cpu = args.device {
-        let out = staged(args)?;
         let ram = memory_limits::host(None)?.bytes;
         let threads = host_memory::threads(None, ram)?;
         eprintln!("measuring the CPU …");
@@ -59,14 +63,27 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
         let profile = probe_cpu(ram / 2, Some(threads), Bf16Products::Fma)?;
         return finish_cpu(args, out, profile, threads, &[]);
     }
-    let failed = || format!("cannot write {}", args.out.display());
-    let mut out = staged(args)?;
-    let effort = if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full };
     let start = Instant::now();
-    let mut found = probe(args.gpu, effort, |what| {
+    let found = probe(args.gpu, effort(args), |what| {
         eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
     })?;
-    eprintln!("{:>5.1} s  the disk …", start.elapsed().as_secs_f64());
+    finish_card(args, out, found, args.gpu == 0, &[])
+}
+
+fn effort(args: &ProbeArgs) -> ProbeEffort {
+    if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full }
+}
+
+/// Measures the disk, then writes and prints the profile of a card, with `more` lines, and keeps it for later if it `is_kept`.
+fn finish_card(
+    args: &ProbeArgs,
+    mut out: StagedFile,
+    mut found: Probe,
+    is_kept: bool,
+    more: &[String],
+) -> Result<()> {
+    let failed = || format!("cannot write {}", args.out.display());
+    eprintln!("measuring the disk …");
     found.profile.disk = Some(disk_rates::measure(&args.at)?);
     let state = disk_tier::probe(&args.at)?;
     found.profile.links.extend(state.map(|probed| probed.link()));
@@ -84,10 +101,11 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
         }
         false => {
             print(&found, state);
+            more.iter().for_each(|line| println!("{line}"));
             println!("\nwritten to {}", args.out.display());
         }
     }
-    if args.gpu == 0 {
+    if is_kept {
         match hardware::keep(&found.card, &found.profile) {
             Ok(None) => {}
             Ok(Some(kept)) => eprintln!(

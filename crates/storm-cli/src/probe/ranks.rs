@@ -1,18 +1,22 @@
-//! `mpirun -n 4 storm probe`: the CPU as several ranks share it, and the link between them.
+//! `storm probe` under a launcher: the CPU as several ranks share it, or their GPUs, and the link between them.
 
-use super::{DeviceArg, ProbeArgs, finish_cpu, staged};
+use super::{DeviceArg, ProbeArgs, effort, finish_card, finish_cpu, staged};
 use crate::joined::Joined;
 use crate::plan::link_words;
+use crate::train::Cards;
 use crate::{UsageError, host_memory, memory_limits};
-use anyhow::Result;
-use std::time::Instant;
+use anyhow::{Context, Result};
+use std::ops::Range;
+use std::time::{Duration, Instant};
 use storm_device::cpu::{Bf16Products, probe_cpu};
+use storm_device::cuda::{CudaLink, probe};
 use storm_files::StagedFile;
 use storm_plan::{HardwareProfile, MachineLink, RankLink};
-use storm_ranks::{Collective, Engine, LinkMeasurement, machines_of_ranks, measure_link};
-
-const NOT_ON_GPUS: &str = "the link between ranks is measured for the CPU device; give --device cpu, or start storm probe by \
-                           itself to measure a GPU";
+use storm_ranks::nccl::Id;
+use storm_ranks::{
+    Carrier, Collective, Engine, LinkMeasurement, machines_of_ranks, measure_cards, measure_link,
+};
+use storm_train::Ranks;
 
 /// Measures on all ranks. The first one writes the profile, and says what is wrong on any. Returns on the first rank only.
 pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
@@ -30,20 +34,34 @@ pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
 
 /// What one rank does. Where one fails, all do, so that none waits for another.
 fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
-    let place = joined.engine.place();
-    let own = match args.device {
-        DeviceArg::Cpu => Ok(format!("{args:?}")),
-        DeviceArg::Cuda => Err(NOT_ON_GPUS.to_owned()),
-    };
+    let own = check(args).map(|()| format!("{args:?}"));
     let compared = joined.compare(&own);
     // The same on all, without the number of a rank.
     own.map_err(UsageError)?;
     compared?;
-    let begun = match place.rank {
+    let begun = match joined.engine.place().rank {
         0 => staged(args).map(Some),
         _ => Ok(None),
     };
-    let out: Option<StagedFile> = joined.together(begun)?;
+    let out = joined.together(begun)?;
+    match args.device {
+        DeviceArg::Cpu => on_cpu(args, joined, out),
+        DeviceArg::Cuda => on_card(args, joined, out),
+    }
+}
+
+fn check(args: &ProbeArgs) -> Result<(), String> {
+    match args.device {
+        DeviceArg::Cuda if args.gpu > 0 => {
+            Err("--gpu is for one rank; of several, each takes the GPU with its number".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first rank has a file to write to.
+fn on_cpu(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Result<()> {
+    let place = joined.engine.place();
     if out.is_some() {
         eprintln!("measuring the CPU with {} ranks …", place.ranks);
     }
@@ -69,6 +87,64 @@ fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
         ..profile
     };
     finish_cpu(args, out, profile, threads, &lines(&link, &version))
+}
+
+/// Every rank measures its own GPU, all at once, because they share the memory of their machine. Of several ranks with one GPU only
+/// the first measures it. Then the link is measured over NCCL, as a run uses it.
+fn on_card(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Result<()> {
+    let ranks = Ranks::new(Box::new(joined.engine.clone()));
+    let id = match joined.engine.place().rank {
+        0 => Cards::new_id().map(|id| id.to_bytes()).map_err(|error| format!("{error:#}")),
+        _ => Ok(Vec::new()),
+    };
+    let ids: Vec<Vec<u8>> = ranks.hear_all(&id)?;
+    let id = Id::from_bytes(&ids[0]).context("rank 0 says something else")?;
+    let cards = Cards::connect(&ranks, &joined.launch, id)?;
+    let start = Instant::now();
+    let say = |what: &str| {
+        if out.is_some() {
+            eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
+        }
+    };
+    let measures = out.is_some() || cards.sharing == 1;
+    let found = measures.then(|| probe(cards.ordinal, effort(args), say)).transpose();
+    let found = joined.together(found.map_err(Into::into))?;
+    say("the link between ranks");
+    let mut link = joined.together(CudaLink::new(&cards.ranks).map_err(Into::into))?;
+    let machines = machines_of_ranks(&mut joined.engine)?;
+    let measured = measure_cards(&mut joined.engine, &machines, &mut CardCarrier(&mut link));
+    drop(link);
+    let link = match measured {
+        Ok(link) => link,
+        Err(error) => {
+            // Others may wait for this rank on their GPUs, where no message reaches them.
+            joined.engine.abort(&format!("{error:#}"));
+            return Err(error);
+        }
+    };
+    let (is_alone, nccl) = (cards.sharing == 1, format!("NCCL {}", cards.nccl));
+    let (Some(out), Some(mut found)) = (out, found) else {
+        return joined.together(cards.ranks.finish().map_err(Into::into));
+    };
+    cards.leave_out_memory(&mut found.profile);
+    found.profile.ranks = Some(link_of(&link));
+    let is_kept = is_alone && cards.ordinal == 0;
+    joined.together(cards.ranks.finish().map_err(Into::into))?;
+    finish_card(args, out, found, is_kept, &lines(&link, &nccl))
+}
+
+/// Collectives over NCCL.
+struct CardCarrier<'a>(&'a mut CudaLink);
+
+impl Carrier<anyhow::Error> for CardCarrier<'_> {
+    fn carry(
+        &mut self,
+        _: &mut dyn Engine,
+        sends: &[Range<usize>],
+        receives: &[Range<usize>],
+    ) -> Result<Duration> {
+        Ok(self.0.time(sends, receives)?)
+    }
 }
 
 /// As plans take it.

@@ -6,20 +6,23 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use storm_device::cuda::{CudaRanks, OpenCard, find_card, visible_cards};
+use storm_plan::HardwareProfile;
 use storm_ranks::nccl::{Id, Nccl};
 use storm_ranks::{Launch, host_name, process_variables};
 use storm_train::Ranks;
 
 /// This rank's GPU, connected to those of the others.
 #[derive(Debug)]
-pub(super) struct Cards {
-    pub(super) ranks: Arc<CudaRanks>,
+pub(crate) struct Cards {
+    pub(crate) ranks: Arc<CudaRanks>,
     /// Which GPU of this process, from 0.
-    pub(super) ordinal: usize,
+    pub(crate) ordinal: usize,
     /// How many ranks compute on it.
-    sharing: u64,
+    pub(crate) sharing: u64,
     /// What NCCL takes of a card's memory, on the rank where it takes most.
     nccl_bytes: u64,
+    /// Its version.
+    pub(crate) nccl: String,
 }
 
 /// What a rank says of its card.
@@ -88,12 +91,12 @@ fn compare(all: &[Own]) -> Result<()> {
 
 impl Cards {
     /// Makes the id that connects all ranks. The first rank's part.
-    pub(super) fn new_id() -> Result<Id> {
+    pub(crate) fn new_id() -> Result<Id> {
         Ok(Nccl::load(&process_variables())?.new_id()?)
     }
 
     /// Connects this rank's card to the others. All ranks do this at the same time, and if it fails on one, it fails on all.
-    pub(super) fn connect(ranks: &Ranks, launch: &Launch, id: Id) -> Result<Cards> {
+    pub(crate) fn connect(ranks: &Ranks, launch: &Launch, id: Id) -> Result<Cards> {
         let found = find(launch);
         let own = found.as_ref().map(|(own, ..)| own).map_err(|error| format!("{error:#}"));
         let all: Vec<Own> = ranks.hear_all(&own)?;
@@ -105,7 +108,8 @@ impl Cards {
         let is_same = |other: &&Own| (&other.host, &other.bus) == (&own.host, &own.bus);
         let sharing = all.iter().filter(is_same).count() as u64;
         let nccl_bytes = taken.into_iter().max().unwrap_or(0);
-        Ok(Cards { ranks: Arc::new(connected?), ordinal: own.ordinal, sharing, nccl_bytes })
+        let Own { nccl, ordinal, .. } = own;
+        Ok(Cards { ranks: Arc::new(connected?), ordinal, sharing, nccl_bytes, nccl })
     }
 
     /// What a rank may use of its card, unless the user said how much: others may share it.
@@ -117,6 +121,11 @@ impl Cards {
                 origin.push_str(&shared);
             }
         }
+    }
+
+    /// Counts out NCCL's memory of what was measured while it was connected.
+    pub(crate) fn leave_out_memory(&self, profile: &mut HardwareProfile) {
+        profile.overhead_bytes = profile.overhead_bytes.saturating_sub(self.nccl_bytes);
     }
 
     /// Counts NCCL's memory to what a plan cannot use.

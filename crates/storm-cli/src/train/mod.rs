@@ -40,6 +40,7 @@ use crate::joined::Devices;
 use crate::model_tokenizer::OtherTokenizer;
 use crate::{UsageError, joined};
 use anyhow::Result;
+pub(crate) use cards::Cards;
 use clap::Args;
 pub(crate) use config::BadConfig;
 pub(crate) use data::{loader_threads, open_images, pictures_of};

@@ -88,6 +88,7 @@ fn the_link_between_ranks_is_measured_and_used() {
         let storm = place.command("a", &[]);
         let mut command = Command::new(&mpi.program);
         command.current_dir(place.path()).env_remove("RANK").env_remove("WORLD_SIZE");
+        command.env("CUDA_VISIBLE_DEVICES", "");
         command.args(mpi.options).args(["-n", "2"]).arg(storm.get_program()).arg("probe");
         finish_command(command.args(more))
     };
@@ -113,7 +114,8 @@ fn the_link_between_ranks_is_measured_and_used() {
     assert_eq!(unknown["collective_seconds"].as_f64(), Some(0.0));
     // What cannot be measured or written is refused before anything is measured, by one rank.
     for (flags, problem) in [
-        (["--device", "cuda"], "the link between ranks is measured for the CPU device"),
+        (["--device", "cuda"], "rank 0 ended the run: "),
+        (["--device=cuda", "--gpu=1"], "--gpu is for one rank"),
         (["--device=cpu", "--out=no-folder/profile.json"], "cannot write no-folder/profile.json"),
     ] {
         let (code, _, errors) = probe(&flags);

@@ -47,7 +47,7 @@ use plan::{Action, Planner};
 pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions, GraphUse, Preparing};
 pub use power::PowerReading;
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
-pub use ranks::{CudaRanks, OpenCard, find_card, visible_cards};
+pub use ranks::{CudaLink, CudaRanks, OpenCard, find_card, visible_cards};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 

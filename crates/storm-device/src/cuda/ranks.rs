@@ -1,12 +1,17 @@
 //! The GPUs of other ranks, over NCCL.
 
+mod clock;
+mod link;
+
 use super::context::{self, Allocation, Card, Context, Purpose, Stream};
 use super::memory::bus_address;
 use super::transfer;
 use super::{CudaError, CudaPlanDevice};
 use crate::collectives::{Messages, Packed};
 use crate::{DeviceError, PlanDevice};
+use clock::Clock;
 use cudarc::driver::{result, sys};
+pub use link::CudaLink;
 use std::fmt;
 use std::sync::Arc;
 use storm_plan::Plan;
@@ -55,6 +60,8 @@ pub struct CudaRanks {
     communicator: Communicator,
     context: Arc<Context>,
     nccl_bytes: u64,
+    /// Of the collectives of plans.
+    clock: Clock,
 }
 
 impl CudaRanks {
@@ -75,7 +82,7 @@ impl CudaRanks {
         // SAFETY: the context is current, and lives longer than the communicator.
         let communicator =
             unsafe { Communicator::connect(nccl, id, place) }.map_err(CudaError::from)?;
-        let mut ranks = CudaRanks { communicator, context, nccl_bytes: 0 };
+        let mut ranks = CudaRanks { communicator, context, nccl_bytes: 0, clock: Clock::default() };
         ranks.greet()?;
         let after = ranks.context.memory_in_use()?;
         ranks.nccl_bytes = after.bytes.saturating_sub(before.bytes);
@@ -90,6 +97,18 @@ impl CudaRanks {
     /// Card memory that NCCL took when it connected the ranks.
     pub fn nccl_bytes(&self) -> u64 {
         self.nccl_bytes
+    }
+
+    /// Waits for all that was queued and disconnects, if nothing else uses the connection. Every rank does this.
+    ///
+    /// # Errors
+    /// From the driver or from NCCL.
+    pub fn finish(self: Arc<CudaRanks>) -> Result<(), DeviceError> {
+        let Some(CudaRanks { communicator, context, .. }) = Arc::into_inner(self) else {
+            return Ok(());
+        };
+        context.make_current()?;
+        Ok(communicator.finish().map_err(CudaError::from)?)
     }
 
     /// Every rank sends its number to every other.
@@ -147,6 +166,24 @@ impl CudaRanks {
         let stream = nccl::Stream(stream.handle().cast());
         // SAFETY: by the promise of the caller.
         Ok(unsafe { self.communicator.exchange(sends, receives, stream) }?)
+    }
+
+    /// As [`CudaRanks::queue`], and times it.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn queue_timed(
+        &self,
+        messages: &PlacedMessages,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        // SAFETY: by the promise of the caller.
+        self.clock.time(&self.context, stream, || unsafe { self.queue(messages, stream) })
+    }
+
+    /// Seconds that timed collectives took on the card, of those that ended since this was last asked.
+    pub(super) fn take_seconds(&self) -> Result<f64, CudaError> {
+        self.clock.take_seconds()
     }
 
     /// Fails if something that was queued has, as when another rank has ended. What waits for that rank on the card then ends

@@ -599,6 +599,10 @@ impl PlanDevice for CudaPlanDevice {
         Ok(Some(free as u64))
     }
 
+    fn collective_seconds(&self) -> Result<Option<f64>, DeviceError> {
+        Ok(self.program.ranks().map(|ranks| ranks.take_seconds()).transpose()?)
+    }
+
     fn identity(&self) -> String {
         let card = self.card();
         format!("{} ({}), {}", card.name, card.architecture(), self.kept.tools.gemm.library())

@@ -167,10 +167,15 @@ impl Program {
             Prepared::Collective(messages) => {
                 let ranks = self.ranks.as_ref().ok_or(DeviceError::NoRanks)?;
                 // SAFETY: the caller's promise; the plans of other ranks have the counterpart of this.
-                Ok(unsafe { ranks.queue(messages, stream) }?)
+                Ok(unsafe { ranks.queue_timed(messages, stream) }?)
             }
             Prepared::OnHost => Ok(()),
         }
+    }
+
+    /// The other ranks, if the plan is one of several.
+    pub(super) fn ranks(&self) -> Option<&CudaRanks> {
+        self.ranks.as_deref()
     }
 
     /// Finds the fastest algorithms for products in about `seconds`, see [`Gemm::tune`]. Overwrites the block.
