@@ -26,9 +26,6 @@ use storm_train::{
     StepPlan, StepSize, Trainer,
 };
 
-/// Allows several GPUs, which no test has run on hardware.
-const GPUS: &str = "STORM_UNTESTED_GPU_RANKS";
-
 /// What a run knows of its ranks.
 #[derive(Clone)]
 pub(crate) struct Crew {
@@ -94,20 +91,12 @@ pub(super) fn check(
 ) -> Result<(), UsageError> {
     let (ranks, lanes) = (launch.ranks as usize, settings.lanes.get());
     let refuse = |problem: String| Err(UsageError(problem));
-    match (kind, launch.launcher) {
-        (DeviceKind::Cuda, _) if !may_use_gpus() => {
-            return refuse(format!(
-                "{ranks} ranks train on the CPU device; give --device cpu, or start storm train by itself. Several GPUs have \
-                 not been tested on hardware yet: set {GPUS}=1 to try them"
-            ));
-        }
-        (DeviceKind::Cpu, Launcher::Torchrun | Launcher::Slurm) => {
-            return refuse(format!(
-                "{} does not connect ranks on the CPU device: start them by mpirun -n {ranks} storm train …",
-                launch.launcher
-            ));
-        }
-        _ => {}
+    let has_mpi = !matches!(launch.launcher, Launcher::Torchrun | Launcher::Slurm);
+    if kind == DeviceKind::Cpu && !has_mpi {
+        return refuse(format!(
+            "{} does not connect ranks on the CPU device: start them by mpirun -n {ranks} storm train …",
+            launch.launcher
+        ));
     }
     if unit != Unit::Tokens {
         return refuse(format!(
@@ -124,10 +113,6 @@ pub(super) fn check(
         Some((key, _)) => refuse(format!("{key} is for runs on one rank; leave it out")),
         None => Ok(()),
     }
-}
-
-fn may_use_gpus() -> bool {
-    std::env::var_os(GPUS).is_some_and(|value| value == "1")
 }
 
 /// What the other ranks must know before the first step.
@@ -310,25 +295,24 @@ mod tests {
     #[test]
     fn what_ranks_cannot_do_is_refused() {
         let lanes = "lanes = 8\n";
-        assert_eq!(refused(lanes, DeviceKind::Cpu, Unit::Tokens), None);
-        for (more, kind, unit, part) in [
-            ("", DeviceKind::Cuda, Unit::Tokens, "4 ranks train on the CPU device; give"),
-            ("", DeviceKind::Cpu, Unit::Images, "4 ranks train language models only"),
-            ("disk = \"/tmp\"", DeviceKind::Cpu, Unit::Tokens, "disk is for runs on one rank"),
-            (
-                "predict = { direction = \"last-update\" }",
-                DeviceKind::Cpu,
-                Unit::Tokens,
-                "predict is for",
-            ),
-        ] {
-            let problem = refused(&format!("{lanes}{more}"), kind, unit).expect("it is refused");
-            assert!(problem.contains(part), "{problem}");
+        let devices = [DeviceKind::Cpu, DeviceKind::Cuda];
+        for kind in devices {
+            assert_eq!(refused(lanes, kind, Unit::Tokens), None);
+            for (more, unit, part) in [
+                ("", Unit::Images, "4 ranks train language models only"),
+                ("disk = \"/tmp\"", Unit::Tokens, "disk is for runs on one rank"),
+                ("predict = { direction = \"last-update\" }", Unit::Tokens, "predict is for"),
+            ] {
+                let problem = refused(&format!("{lanes}{more}"), kind, unit).expect("a refusal");
+                assert!(problem.contains(part), "{problem}");
+            }
         }
         let given: Given = config::parse(lanes).expect("a config");
-        let problem =
-            check(&launch(Launcher::Torchrun), &given.resolve(), DeviceKind::Cpu, Unit::Tokens);
-        let UsageError(problem) = problem.expect_err("torchrun on the CPU");
+        let settings = given.resolve();
+        let by_torchrun =
+            devices.map(|kind| check(&launch(Launcher::Torchrun), &settings, kind, Unit::Tokens));
+        assert!(by_torchrun[1].is_ok(), "GPUs");
+        let [Err(UsageError(problem)), _] = by_torchrun else { panic!("torchrun on the CPU") };
         assert!(problem.contains("mpirun -n 4 storm train"), "{problem}");
         let problem = refused("lanes = 6", DeviceKind::Cpu, Unit::Tokens).expect("6 lanes");
         assert!(problem.contains("4 ranks cannot share the 6 lanes"), "{problem}");
