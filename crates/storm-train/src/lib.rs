@@ -53,9 +53,9 @@ pub use any_batch::AnyBatch;
 pub use base_hash::base_hash;
 pub use batch::Batch;
 pub use checkpoint::{
-    Begun, Best, CheckpointError, Checkpoints, Disk, Keep, OutputFile, Progress, Retention, Saved,
-    SavedWeights, Saver, Snapshot, StatePart, StateTensor, Storage, TrainingState, Verified,
-    checkpoint_bytes,
+    Begun, Best, CheckpointError, Checkpoints, Disk, FileEntry, Keep, OutputFile, Progress,
+    Retention, Saved, SavedWeights, Saver, Snapshot, StatePart, StateTensor, Storage,
+    TrainingState, Verified, checkpoint_bytes,
 };
 pub use data::LoaderSource;
 pub use decode::{Decoder, decoding_task};

@@ -8,6 +8,7 @@
 mod alike;
 mod figures;
 mod orders;
+mod saving;
 mod store;
 
 pub use figures::RankFigures;
@@ -208,6 +209,8 @@ pub(crate) struct RankState {
     batches: Vec<AnyBatch>,
     /// What every rank said of the last step.
     figures: Vec<RankFigures>,
+    /// Whether all ranks write checkpoints. The first one knows it.
+    writes_checkpoints: bool,
 }
 
 impl<D: PlanDevice> Trainer<D> {
@@ -256,6 +259,8 @@ impl<D: PlanDevice> Trainer<D> {
                 Order::Flush => self.flush()?,
                 Order::Read(part) => store::send_part(&mut self.planned, &state, part)?,
                 Order::Write(part) => store::take_part(&mut self.planned, &state, part)?,
+                Order::Look(bytes) => ranks.look(bytes)?,
+                Order::Save(bytes) => self.save_own_part(ranks, bytes)?,
                 Order::End(code) => return Ok(code as u8),
                 Order::Hear(_) => return Err(out_of_step().into()),
             }
@@ -299,7 +304,8 @@ impl<D: PlanDevice> Trainer<D> {
         let mut tensors: Vec<String> =
             all.filter(|tensor| is_kept(tensor.class)).map(|tensor| tensor.name.clone()).collect();
         tensors.sort();
-        Ok(RankState { ranks, tensors, batches: Vec::new(), figures: Vec::new() })
+        let (batches, figures) = (Vec::new(), Vec::new());
+        Ok(RankState { ranks, tensors, batches, figures, writes_checkpoints: false })
     }
 
     /// Every parameter, in parts that are sent at once.

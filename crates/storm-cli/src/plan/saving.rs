@@ -27,6 +27,8 @@ pub(crate) enum Saving {
     Asked,
     /// Steps wait, because predictions change during steps what they are undone to.
     Predicting,
+    /// Steps wait, while every rank writes what it owns.
+    ByRanks,
 }
 
 impl Request {
@@ -76,7 +78,11 @@ impl Saving {
     pub(crate) fn snapshot_bytes(self, request: &Request) -> u64 {
         match self {
             Saving::Background => request.checkpoint_bytes,
-            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked | Saving::Predicting => 0,
+            Saving::NoRoom { .. }
+            | Saving::Refused
+            | Saving::Asked
+            | Saving::Predicting
+            | Saving::ByRanks => 0,
         }
     }
 
@@ -84,7 +90,11 @@ impl Saving {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Saving::Background => "background",
-            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked | Saving::Predicting => "pause",
+            Saving::NoRoom { .. }
+            | Saving::Refused
+            | Saving::Asked
+            | Saving::Predicting
+            | Saving::ByRanks => "pause",
         }
     }
 }
@@ -101,7 +111,9 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
              {bytes}",
             show(left_bytes)
         ),
-        Saving::Refused | Saving::Asked => "steps pause while it is written".to_owned(),
+        Saving::Refused | Saving::Asked | Saving::ByRanks => {
+            "steps pause while it is written".to_owned()
+        }
         Saving::Predicting => {
             return format!(
                 "Predictions take {} of host memory. A checkpoint takes {bytes} of disk, and up to {} while jumps can be \
@@ -111,7 +123,11 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
             );
         }
     };
-    format!("A checkpoint takes {bytes} of disk; {how}.")
+    let by_ranks = match request.rank.is_shared() && request.save_mode != SaveModeArg::Background {
+        true => "if ranks share its folder, each writes what it owns while steps pause; if not, ",
+        false => "",
+    };
+    format!("A checkpoint takes {bytes} of disk; {by_ranks}{how}.")
 }
 
 #[cfg(test)]

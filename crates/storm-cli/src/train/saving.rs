@@ -1,6 +1,7 @@
 //! How a run saves its checkpoints, decided and said before the first step.
 
 use super::output::{Style, print};
+use super::ranks::Crew;
 use super::setup::Setup;
 use crate::disk_tier::Share;
 use crate::plan::Saving;
@@ -16,6 +17,11 @@ use storm_train::Run;
 pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()> {
     let request = &setup.request;
     let mut saving = request.saving(&setup.launch.plan().planned.prediction);
+    let ranks = setup.crew.as_ref().map_or(1, Crew::count);
+    // A snapshot would be of what all ranks own.
+    if ranks > 1 && request.save_mode != SaveModeArg::Background && run.save_by_ranks()? {
+        saving = Saving::ByRanks;
+    }
     if saving == Saving::Background
         && let Err(error) = run.save_in_background()
     {
@@ -63,6 +69,7 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
             "snapshot_bytes": saving.snapshot_bytes(request), "saved": saving.name(),
             "predicted_pause_seconds": pause_seconds,
             "read_from_disk_bytes": share.map_or(0, |share| share.bytes),
+            "writers": if saving == Saving::ByRanks { ranks } else { 1 },
         });
         print(&object.to_string());
     }
@@ -91,6 +98,14 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
             show(bytes)
         ));
     }
+    words.push_str(match (ranks, saving) {
+        (1, _) => "",
+        (_, Saving::ByRanks) => "; every rank writes what it owns",
+        (_, Saving::Background) if request.save_mode == SaveModeArg::Background => {
+            "; rank 0 collects what the others own"
+        }
+        _ => "; rank 0 collects what the others own, because they do not share the folder",
+    });
     setup.style.say(&words);
     Ok(())
 }

@@ -210,7 +210,8 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
         return;
     }
     let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 100 } else { 10 };
-    let steps = (4 * kills + 4).to_string();
+    // A run makes a few more steps until its rank is found and killed.
+    let steps = (10 * kills).to_string();
     let flags = with(&["--steps", &steps, "--save-every", "2"]);
     let whole = losses(&place.run("whole", &flags).succeeded());
     let folder = std::fs::canonicalize(place.path()).expect("a path");
@@ -244,7 +245,8 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
             }
         }
         let output = child.wait_with_output().expect("it ends");
-        assert!(!output.status.success(), "kill {kill}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "kill {kill} after {} steps: {errors}", found.len());
         // No process is left. A launcher may be gone a moment before the last of them.
         let mut left = processes(&folder);
         for _ in 0..LOOKS {
@@ -316,6 +318,137 @@ fn after(mpi: &Mpi, place: &Place, first: &str, other: &Path, name: &str, flags:
     command.arg(":").args(["-n", "1", "sh", "-c", &script]).arg(other);
     command.arg(storm.get_program()).args(storm.get_args());
     finish(command)
+}
+
+/// The other ranks need the config and nothing else: no data and no folder of the run, and they make none. Each process has a
+/// `/proc/self/cwd` of its own, so the folder of the run is not the same for both.
+#[test]
+fn other_ranks_need_neither_data_nor_the_folder_of_the_run() {
+    let place = Place::new();
+    let flags = with(&["--steps", "3"]);
+    place.run("alone", &flags).succeeded();
+    for mpi in mpis() {
+        let other = tempfile::tempdir().expect("a folder");
+        let config = "tiny.toml";
+        std::fs::copy(place.path().join(config), other.path().join(config)).expect("a copy");
+        let own = [&flags[..], &["--runs", "/proc/self/cwd/runs"]].concat();
+        for (name, flags, expected) in [("shared", &flags, 2), ("own", &own, 1)] {
+            let name = format!("{name}-{}", mpi.options.len());
+            let events = apart(&mpi, &place, other.path(), &name, flags).succeeded();
+            assert_eq!(writers(&events), expected, "{name}");
+            assert!(place.result(&name, 3) == place.result("alone", 3));
+            let left: Vec<_> = std::fs::read_dir(other.path()).expect("a folder").collect();
+            assert_eq!(left.len(), 1, "{left:?}");
+        }
+    }
+}
+
+/// How many processes write a checkpoint.
+fn writers(events: &[Value]) -> u64 {
+    let event = events.iter().find(|event| is(event, "checkpoints")).expect("an event");
+    event["writers"].as_u64().expect("a number")
+}
+
+/// What the manifest of a checkpoint says of its files.
+fn files(place: &Place, name: &str, step: u64) -> Value {
+    let path = place.run_folder(name).join(format!("checkpoints/step-{step:08}/manifest.json"));
+    let text = std::fs::read_to_string(path).expect("a manifest");
+    let manifest: Value = serde_json::from_str(&text).expect("JSON");
+    manifest["manifest"]["files"].clone()
+}
+
+/// A model of which ranks own whole blocks of files.
+const WIDE: [&str; 4] = ["--width", "128", "--heads", "4"];
+
+/// A checkpoint that ranks write together is the one that a single process writes, and so is its hash.
+#[test]
+fn every_rank_writes_what_it_owns_of_a_checkpoint() {
+    let place = Place::new();
+    for precision in ["f32", "bf16-stochastic"] {
+        let flags = [&with(&["--steps", "2", "--precision", precision])[..], &WIDE].concat();
+        let alone = format!("alone-{precision}");
+        assert_eq!(writers(&place.run(&alone, &flags).succeeded()), 1);
+        for (number, mpi) in mpis().iter().enumerate() {
+            let ranks = if (precision == "f32") == (number == 0) { 4 } else { 2 };
+            let name = format!("{precision}-{number}");
+            let events = mpi.run(&place, ranks, &name, &flags).succeeded();
+            assert_eq!(writers(&events), ranks as u64);
+            assert!(place.result(&name, 2) == place.result(&alone, 2), "{name}");
+            assert_eq!(files(&place, &name, 2), files(&place, &alone, 2));
+        }
+    }
+    let Some(mpi) = mpis().into_iter().next() else { return };
+    let flags = [&with(&["--steps", "2", "--save-mode", "background"])[..], &WIDE].concat();
+    assert_eq!(writers(&mpi.run(&place, 2, "collected", &flags).succeeded()), 1);
+    place.run("alone", &flags).succeeded();
+    assert_eq!(files(&place, "collected", 2), files(&place, "alone", 2));
+}
+
+/// Files of the second rank may have 10 MiB, so it cannot write what it owns. The first one says so, and leaves nothing half-done.
+#[test]
+fn a_rank_that_cannot_write_its_part_is_named() {
+    let Some(mpi) = mpis().into_iter().next() else { return };
+    let place = Place::new();
+    let wide = ["--width", "384", "--layers", "3", "--vram", "300MiB", "--ram", "800MiB"];
+    let flags = [&with(&["--steps", "1"])[..], &wide].concat();
+    let limit = "trap '' XFSZ && ulimit -f 20480";
+    let done = after(&mpi, &place, limit, place.path(), "a", &flags);
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    let problem = "error: rank 1 ended the run: cannot write ";
+    assert_eq!(done.stderr.matches(problem).count(), 1, "{}", done.stderr);
+    assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
+    let left = std::fs::read_dir(place.run_folder("a").join("checkpoints")).expect("a folder");
+    assert_eq!(left.count(), 0);
+}
+
+/// Killed ranks leave a checkpoint unfinished, and the one before it whole.
+#[test]
+fn a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before() {
+    let place = Place::new();
+    let wide = ["--width", "256", "--heads", "4", "--layers", "4"];
+    let flags = [&with(&["--steps", "5", "--save-every", "2"])[..], &wide].concat();
+    place.run("whole", &flags).succeeded();
+    let folder = std::fs::canonicalize(place.path()).expect("a path");
+    let mut inside = 0;
+    let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 20 } else { 1 };
+    for (number, mpi) in (0..kills).zip(mpis().iter().cycle()) {
+        let victim = 1 + number % 3;
+        let name = format!("a{number}");
+        let checkpoint =
+            |rest: &str| place.run_folder(&name).join(format!("checkpoints/step-{rest}"));
+        let mut command = mpi.command(&place, 4, &name, &flags);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut ranks = BTreeMap::new();
+        for line in lines.map_while(Result::ok).filter(|line| line.starts_with('{')) {
+            let event: Value = serde_json::from_str(&line).expect("an event");
+            if is(&event, "step") && event["step"] == 3 {
+                ranks = processes(&folder);
+            }
+            if is(&event, "step") && event["step"] == 4 {
+                // It waits for the first rank, which now begins to save, or for its disk. While it is stopped, saving cannot end.
+                let process = rustix::process::Pid::from_raw(ranks[&victim]).expect("a process");
+                let signal = |signal| rustix::process::kill_process(process, signal);
+                signal(rustix::process::Signal::STOP).expect("it runs");
+                for _ in 0..LOOKS {
+                    if checkpoint("00000004.partial").exists() {
+                        break;
+                    }
+                    processes(&folder);
+                }
+                inside += usize::from(checkpoint("00000004.partial").exists());
+                signal(rustix::process::Signal::KILL).expect("it is stopped");
+            }
+        }
+        assert!(!child.wait().expect("it ends").success());
+        assert!(checkpoint("00000002").is_dir());
+        let resumed = [&flags[..], &["--resume"]].concat();
+        mpi.run(&place, 2, &name, &resumed).succeeded();
+        assert!(place.result(&name, 5) == place.result("whole", 5));
+        assert!(!checkpoint("00000004.partial").exists());
+    }
+    assert!(mpis().is_empty() || inside > 0, "no rank was killed while it saved");
 }
 
 /// Ranks read the config of a model themselves. One that is missing or says something else there is refused.

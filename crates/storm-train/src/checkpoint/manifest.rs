@@ -61,10 +61,13 @@ pub struct Best {
 
 /// A file of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct FileEntry {
-    pub(super) name: String,
-    pub(super) bytes: u64,
-    pub(super) blake3: String,
+pub struct FileEntry {
+    /// Its name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Its hash.
+    pub blake3: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -78,12 +78,16 @@ impl<S: Storage> Checkpoints<S> {
     ) -> Result<(), F::Error> {
         self.clear(partial)?;
         self.storage.create_directories(partial).map_err(CheckpointError::io("create", partial))?;
-        let mut files = Vec::new();
-        for part in StatePart::ALL {
-            if source.holds(part) {
-                files.push(self.write_part(partial, part, source)?);
+        let files = match source.write_by_ranks(partial)? {
+            Some(files) => files,
+            None => {
+                let held: Vec<StatePart> =
+                    StatePart::ALL.into_iter().filter(|&part| source.holds(part)).collect();
+                held.into_iter()
+                    .map(|part| self.write_part(partial, part, source))
+                    .collect::<Result<_, _>>()?
             }
-        }
+        };
         let path = partial.join(manifest::FILE_NAME);
         let text = Manifest::new(progress.clone(), files).to_text();
         let mut file = HashedFile::create(&self.storage, &path, F::HASHING)?;
@@ -122,7 +126,7 @@ impl<S: Storage> Checkpoints<S> {
         Ok(file.finish()?)
     }
 
-    pub(super) fn beside(&self, step: u64, suffix: &str) -> PathBuf {
+    pub(crate) fn beside(&self, step: u64, suffix: &str) -> PathBuf {
         self.root.join(format!("{}.{suffix}", name_of(step)))
     }
 

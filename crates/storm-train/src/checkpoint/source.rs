@@ -1,5 +1,6 @@
-use super::{CheckpointError, Snapshot, StatePart, StateTensor, TrainingState};
+use super::{CheckpointError, FileEntry, Snapshot, StatePart, StateTensor, TrainingState};
 use crate::TrainError;
+use std::path::Path;
 
 /// Where the tensors of a checkpoint are taken from, piece by piece.
 pub(super) trait StateSource {
@@ -17,6 +18,11 @@ pub(super) trait StateSource {
 
     /// Some bytes of the tensor at that place among all, `first` and following.
     fn piece(&mut self, index: usize, first: usize, count: usize) -> Result<&[u8], Self::Error>;
+
+    /// Writes all files with the ranks that own parts of them; none if this process writes them piece by piece.
+    fn write_by_ranks(&mut self, _folder: &Path) -> Result<Option<Vec<FileEntry>>, Self::Error> {
+        Ok(None)
+    }
 }
 
 /// Who hashes.
@@ -65,6 +71,10 @@ impl<T: TrainingState> StateSource for Live<'_, T> {
         self.piece.resize(count, 0);
         self.state.read(&self.tensors[index].name, first, &mut self.piece)?;
         Ok(&self.piece)
+    }
+
+    fn write_by_ranks(&mut self, folder: &Path) -> Result<Option<Vec<FileEntry>>, TrainError> {
+        self.state.write_by_ranks(folder)
     }
 }
 

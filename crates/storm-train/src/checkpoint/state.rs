@@ -1,5 +1,7 @@
+use super::FileEntry;
 use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions, Trainer};
+use std::path::Path;
 use storm_device::{HostBuffer, PlanDevice};
 use storm_graph::{DType, MomentFormat, ParameterInstance, Shape, Training};
 use storm_model::{AnyModel, Dtype};
@@ -180,6 +182,15 @@ pub trait TrainingState {
 
     /// Goes on as if this many updates had been made.
     fn set_updates(&mut self, updates: u32);
+
+    /// Writes the files of all tensors into a folder with all ranks, each what it owns, and waits until they are on the disk. None
+    /// if one process writes them.
+    ///
+    /// # Errors
+    /// From the device or the disk of any rank.
+    fn write_by_ranks(&mut self, _folder: &Path) -> Result<Option<Vec<FileEntry>>, TrainError> {
+        Ok(None)
+    }
 }
 
 impl<D: PlanDevice> TrainingState for Trainer<D> {
@@ -209,5 +220,9 @@ impl<D: PlanDevice> TrainingState for Trainer<D> {
 
     fn set_updates(&mut self, updates: u32) {
         Trainer::set_updates(self, updates);
+    }
+
+    fn write_by_ranks(&mut self, folder: &Path) -> Result<Option<Vec<FileEntry>>, TrainError> {
+        Trainer::write_by_ranks(self, folder)
     }
 }

@@ -27,6 +27,10 @@ pub(super) enum Order {
     Write(Part),
     /// The run is over, with this exit code.
     End(u64),
+    /// Look for a file. What it is called and what it holds follows, in so many bytes.
+    Look(u64),
+    /// Write what you own of a checkpoint. Its folder follows, in so many bytes.
+    Save(u64),
 }
 
 impl Order {
@@ -41,6 +45,8 @@ impl Order {
             Order::Read(Part { tensor, first, bytes }) => (4, [tensor, first, bytes]),
             Order::Write(Part { tensor, first, bytes }) => (5, [tensor, first, bytes]),
             Order::End(code) => (6, [code, 0, 0]),
+            Order::Look(bytes) => (7, [bytes, 0, 0]),
+            Order::Save(bytes) => (8, [bytes, 0, 0]),
         };
         let mut bytes = [0; Order::BYTES];
         bytes[0] = kind;
@@ -65,6 +71,8 @@ impl Order {
             4 if third <= MESSAGE_BYTES_MAX => Some(Order::Read(part)),
             5 if third <= MESSAGE_BYTES_MAX => Some(Order::Write(part)),
             6 => Some(Order::End(first)),
+            7 if first <= MESSAGE_BYTES_MAX => Some(Order::Look(first)),
+            8 if first <= MESSAGE_BYTES_MAX => Some(Order::Save(first)),
             _ => None,
         }
     }
@@ -84,6 +92,8 @@ mod tests {
             Order::Read(part),
             Order::Write(part),
             Order::End(130),
+            Order::Look(80),
+            Order::Save(1 << 12),
         ] {
             assert_eq!(Order::of_bytes(&order.to_bytes()), Some(order));
         }

@@ -29,6 +29,17 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(())
     }
 
+    /// If all ranks share the folder of checkpoints, each writes what it owns from now on, and steps wait for that. Says whether they
+    /// do. Otherwise the first one collects what the others own.
+    ///
+    /// # Errors
+    /// The folder cannot be written to, or a rank is gone.
+    pub fn save_by_ranks(&mut self) -> Result<bool, TrainError> {
+        // What a killed process leaves there is deleted by the next.
+        let folder = self.saver.checkpoints().beside(0, "partial");
+        self.trainer.let_ranks_write(&folder)
+    }
+
     /// Begins a checkpoint of the last step, once that before it is on the disk.
     pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         self.look_at_save(observer)?;
