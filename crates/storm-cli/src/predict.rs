@@ -117,6 +117,11 @@ impl FromStr for PredictArg {
 }
 
 impl PredictArg {
+    /// Whether its controller looks at the updates of steps.
+    pub(crate) fn observes_updates(&self) -> bool {
+        self.controller == ControllerArg::Rssm
+    }
+
     /// How the run predicts, if it has so many steps.
     pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
         let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));

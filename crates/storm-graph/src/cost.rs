@@ -110,7 +110,7 @@ impl Op<&Tensor> {
         match self {
             Op::AdamW { first_moment, .. } => match MomentFormat::of(first_moment.dtype) {
                 MomentFormat::Int8 => ADAMW_INT8,
-                MomentFormat::Elements(_) => self.name(),
+                MomentFormat::Elements(_) | MomentFormat::Observed => self.name(),
             },
             _ => self.name(),
         }

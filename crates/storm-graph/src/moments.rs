@@ -18,6 +18,17 @@ pub const MOMENT_GROUP: usize = 128;
 /// Bytes of a group: codes, then the scale.
 pub const MOMENT_GROUP_BYTES: usize = MOMENT_GROUP + 4;
 
+/// Elements that an update sums up together, where it is observed.
+pub const OBSERVED_BLOCK: usize = 2048;
+
+/// What an update that is observed yields for each block: the sums of `u²`, `u · p`, `p²` and `w²`, where `u` is the change of an
+/// element without its decay, `p` the change that the moments before the update give at the same rate, and `w` the element before it.
+/// f32, kept as words, so that their dtype tells them from moments.
+pub const OBSERVED_SUMS: usize = 4;
+
+/// Pieces of a parameter whose update is observed begin at multiples of this many elements, so that their sums are aligned.
+pub const OBSERVED_PIECE_ALIGNMENT: usize = 16 * OBSERVED_BLOCK;
+
 /// How a moment is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MomentFormat {
@@ -25,6 +36,8 @@ pub enum MomentFormat {
     Elements(DType),
     /// Groups of 8-bit codes.
     Int8,
+    /// Not a moment: sums over an update, see [`OBSERVED_SUMS`].
+    Observed,
 }
 
 impl MomentFormat {
@@ -32,6 +45,7 @@ impl MomentFormat {
     pub fn of(dtype: DType) -> MomentFormat {
         match dtype {
             DType::U8 => MomentFormat::Int8,
+            DType::I32 => MomentFormat::Observed,
             other => MomentFormat::Elements(other),
         }
     }
@@ -41,6 +55,7 @@ impl MomentFormat {
         match self {
             MomentFormat::Elements(dtype) => dtype,
             MomentFormat::Int8 => DType::U8,
+            MomentFormat::Observed => DType::I32,
         }
     }
 
@@ -51,6 +66,9 @@ impl MomentFormat {
             MomentFormat::Int8 => {
                 Shape::from([parameter.elements().div_ceil(MOMENT_GROUP), MOMENT_GROUP_BYTES])
             }
+            MomentFormat::Observed => {
+                Shape::from([parameter.elements().div_ceil(OBSERVED_BLOCK), OBSERVED_SUMS])
+            }
         }
     }
 
@@ -59,6 +77,9 @@ impl MomentFormat {
         match self {
             MomentFormat::Elements(dtype) => elements * dtype.size_bytes(),
             MomentFormat::Int8 => elements.div_ceil(MOMENT_GROUP) * MOMENT_GROUP_BYTES,
+            MomentFormat::Observed => {
+                elements.div_ceil(OBSERVED_BLOCK) * OBSERVED_SUMS * size_of::<f32>()
+            }
         }
     }
 }
@@ -168,6 +189,13 @@ mod tests {
         let float = MomentFormat::Elements(DType::BF16);
         assert_eq!((float.size_bytes(129), MomentFormat::of(DType::BF16)), (258, float));
         assert_eq!(MomentFormat::of(int8.dtype()), int8);
+        let observed = MomentFormat::Observed;
+        assert_eq!(MomentFormat::of(observed.dtype()), observed);
+        assert_eq!(observed.shape(&Shape::from([3, 2048])), Shape::from([3, 4]));
+        assert_eq!(
+            (observed.size_bytes(2049), observed.size_bytes(OBSERVED_PIECE_ALIGNMENT)),
+            (32, 256)
+        );
     }
 
     #[test]

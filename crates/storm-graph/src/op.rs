@@ -375,10 +375,11 @@ define_ops! {
     /// is where the piece begins in it, so that random bits are those of the whole. Moments of dtype u8 are in 8 bits, see
     /// [`MomentFormat`](crate::MomentFormat): rounded stochastically, and a first moment beyond
     /// [`AdamWParameters::first_moment_bound`] is cut off. Yields the
-    /// parameter, both moments, and the master where there is one, each over its operand.
+    /// parameter, both moments, and the master where there is one, each over its operand. With `observed`, it also yields
+    /// sums over this and the previous update, see [`OBSERVED_SUMS`](crate::OBSERVED_SUMS); no other result changes by that.
     AdamW [Optimizer, Bytes] {
         parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,
-        scalars: One, clip: Maybe, random: Maybe;
+        scalars: One, clip: Maybe, random: Maybe, observed: Maybe;
         hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16,
         first_element: usize
     }
@@ -442,11 +443,12 @@ impl<T: Clone> Op<T> {
                 vec![(query_accumulator.as_ref(), 1), (key_accumulator.as_ref(), 2)]
             }
             Op::HeadLossGrad { accumulator, .. } => vec![(accumulator.as_ref(), 3)],
-            Op::AdamW { parameter, first_moment, second_moment, master, .. } => vec![
+            Op::AdamW { parameter, first_moment, second_moment, master, observed, .. } => vec![
                 (Some(parameter), 0),
                 (Some(first_moment), 1),
                 (Some(second_moment), 2),
                 (master.as_ref(), 3),
+                (observed.as_ref(), 3 + usize::from(master.is_some())),
             ],
             Op::Sgd { parameter, momentum, master, .. } => vec![
                 (Some(parameter), 0),

@@ -2,8 +2,8 @@
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
+use storm_graph::SUM_BLOCK;
 use storm_graph::random::Random;
-use storm_graph::{PIECE_ALIGNMENT, SUM_BLOCK};
 
 /// Valid decisions, drawn at random; the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
@@ -65,7 +65,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         frozen_ring: 0,
         piece_elements: match task.rank.is_shared() {
             true => SUM_BLOCK,
-            false => PIECE_ALIGNMENT << random.below(3),
+            false => task.piece_alignment() << random.below(3),
         },
     }
 }

@@ -3,6 +3,7 @@
 use crate::collective::RankPlace;
 use std::collections::BTreeSet;
 use storm_graph::{Graph, Op, Phase, Program, ProgramParameter, Section, TensorId};
+use storm_graph::{OBSERVED_PIECE_ALIGNMENT, PIECE_ALIGNMENT};
 
 /// Several micro-batches of a program, forward only or as a training step.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +74,16 @@ impl Task {
     /// Whether the gradient of a step is the sum of several lanes, of this rank or of others.
     pub fn sums_lanes(&self) -> bool {
         self.lanes > 1 || self.rank.is_shared()
+    }
+
+    /// Pieces of parameters begin at multiples of this many elements.
+    pub fn piece_alignment(&self) -> usize {
+        let updates = self.training.iter().flat_map(|training| &training.updates);
+        let mut ops = updates.flat_map(|rule| rule.graph.nodes()).map(|node| &node.op);
+        match ops.any(|op| matches!(op, Op::AdamW { observed: Some(_), .. })) {
+            true => OBSERVED_PIECE_ALIGNMENT,
+            false => PIECE_ALIGNMENT,
+        }
     }
 
     /// Whether gradients are scaled down by their norm, which is known at the end of a step.

@@ -74,8 +74,9 @@ pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use predict::{
-    Accept, Controller, Direction, Expectation, Judgement, Jump, Phase, PhaseLengths,
-    PredictOptions, PredictState, Prediction, Verdict, predict_bytes,
+    Accept, Controller, Direction, Expectation, Judgement, Jump, ParameterGroup, Phase,
+    PhaseLengths, PredictOptions, PredictState, Prediction, UpdateSeen, UpdatesSeen, Verdict,
+    predict_bytes,
 };
 pub use ranks::{Heard, RankFigures, Ranks};
 pub use record::{

@@ -19,6 +19,8 @@ pub struct OptimizerOptions {
     pub max_norm: Option<f32>,
     /// How moments are stored.
     pub moments: Moments,
+    /// Whether updates of AdamW yield sums from which their cosines and ratios follow, see [`OBSERVED_SUMS`](storm_graph::OBSERVED_SUMS).
+    pub observes: bool,
 }
 
 impl Default for OptimizerOptions {
@@ -33,6 +35,7 @@ impl Default for OptimizerOptions {
             decay: DecayTargets::Matrices,
             max_norm: Some(1.0),
             moments: Moments::Full,
+            observes: false,
         }
     }
 }
@@ -78,6 +81,9 @@ impl OptimizerOptions {
         if precision.of_parameter(parameter.dtype).has_master() {
             state.push(("master", MomentFormat::Elements(DType::F32)));
         }
+        if self.observes && matches!(self.method, OptimizerMethod::AdamW(_)) {
+            state.push((names::OBSERVED, MomentFormat::Observed));
+        }
         state
     }
 }
@@ -97,6 +103,8 @@ pub(crate) mod names {
     pub(crate) const RANDOM: &str = "step.random";
     pub(crate) const NORM: &str = "step.gradient_norm";
     pub(crate) const CLIP: &str = "step.clip";
+    /// Behind the name of a parameter: sums over its update.
+    pub(crate) const OBSERVED: &str = "observed";
     /// Behind the name of a gradient: the sum of its squares.
     pub(crate) const SQUARES_SUFFIX: &str = ".squares";
     /// Behind the name of a gradient: the sum of lanes.
@@ -300,6 +308,7 @@ pub(crate) fn update_graph(
             scalars,
             clip,
             random,
+            observed: kept(names::OBSERVED),
             hyper: AdamWParameters { weight_decay: decay(hyper.weight_decay), ..hyper },
             rounding,
             moment_rounding,

@@ -652,6 +652,16 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(self.planned.read_all(reads)?)
     }
 
+    /// All of some state tensors as the updates that were applied so far left them.
+    pub(crate) fn read_applied(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
+        Ok(self.planned.read_all(reads)?)
+    }
+
+    /// Whether the update of the last step is still to be applied.
+    pub(crate) fn has_pending_update(&self) -> bool {
+        self.pending.is_some()
+    }
+
     /// Host memory that the device can fill the fastest.
     pub(crate) fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
         Ok(self.planned.host_buffer(bytes)?)

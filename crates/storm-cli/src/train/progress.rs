@@ -212,6 +212,9 @@ impl Sink for Progress {
                     "event": "prediction_prepared", "step": step, "seconds": seconds,
                 }));
             }
+            Event::UpdatesSeen { step, updates } => {
+                self.object(json!({"event": "updates_seen", "step": step, "updates": updates}));
+            }
             Event::Jumped { step, jump } => {
                 if let Some(bar) = &self.bar {
                     bar.set_message(predictions::jumped(*step, jump));

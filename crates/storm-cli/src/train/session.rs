@@ -8,8 +8,10 @@ use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
+use super::values::OptimizerArg;
 use super::{disk_failure, launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
+use crate::predict::PredictArg;
 use crate::{progress, size};
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -178,6 +180,10 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
             "predictions  direction {direction}; {} of host memory; {judged}",
             size::show(bytes)
         ));
+        let observes = setup.settings.predict.as_ref().is_some_and(PredictArg::observes_updates);
+        if observes && setup.settings.optimizer == OptimizerArg::Sgd {
+            setup.style.say("             the controller sees no cosines or ratios of updates with optimizer = \"sgd\"");
+        }
     }
     if let Some(viewer) = pictures::viewer(setup)? {
         run.view(viewer);

@@ -19,6 +19,7 @@ use crate::model::{grouped, must_be_downloaded};
 use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{self, Answer, DeviceMemory, Request, explained};
 use crate::precision::check_fp8;
+use crate::predict::PredictArg;
 use crate::source::NoModel;
 use crate::{UsageError, disk_tier, host_memory};
 use anyhow::{Context, Result};
@@ -592,6 +593,7 @@ pub(super) fn train_options(
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
             moments: settings.moments.into(),
+            observes: settings.predict.as_ref().is_some_and(PredictArg::observes_updates),
         },
         label_smoothing: settings.label_smoothing as f32,
         augmentation: Augmentation {

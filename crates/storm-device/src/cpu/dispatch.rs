@@ -645,6 +645,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             scalars,
             clip,
             random,
+            observed,
             hyper,
             rounding,
             moment_rounding,
@@ -664,15 +665,17 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
                 match MomentFormat::of(first_moment.dtype) {
                     MomentFormat::Elements(dtype) => with_float!(dtype, M => {
-                        let tensors = access.updated::<P, G, M>(gradient, master, outputs);
+                        let tensors = access.updated::<P, G, M>(gradient, master, observed, outputs);
                         optimizer::adamw(hyper, &scalars, clip, storage, tensors);
                     }),
                     MomentFormat::Int8 => {
                         let bound = hyper.first_moment_bound().expect("checked with the graph");
-                        let tensors = access.updated::<P, G, u8>(gradient, master, outputs);
+                        let tensors =
+                            access.updated::<P, G, u8>(gradient, master, observed, outputs);
                         let hyper = (hyper, bound);
                         optimizer::adamw_int8(hyper, &scalars, clip, storage, tensors);
                     }
+                    MomentFormat::Observed => unreachable!("refused with the graph"),
                 }
             }));
         }
@@ -846,6 +849,7 @@ impl<'m> Access<'_, 'm> {
         &self,
         gradient: &View,
         master: &Option<View>,
+        observed: &Option<View>,
         outputs: &[View],
     ) -> AdamWTensors<'m, P, G, M> {
         AdamWTensors {
@@ -854,6 +858,9 @@ impl<'m> Access<'_, 'm> {
             gradient: self.get(gradient),
             first_moment: self.out(&outputs[1]),
             second_moment: self.out(&outputs[2]),
+            observed: observed
+                .is_some()
+                .then(|| self.out(&outputs[3 + usize::from(master.is_some())])),
         }
     }
 

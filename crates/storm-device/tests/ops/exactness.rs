@@ -129,6 +129,7 @@ fn add_other_ops(b: &mut Builder) {
             scalars,
             clip,
             random,
+            observed: None,
             hyper,
             rounding,
             moment_rounding: rounding,

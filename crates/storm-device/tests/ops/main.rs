@@ -32,6 +32,7 @@ mod fp8;
 mod linear;
 mod loss;
 mod norm;
+mod observed;
 mod optimizer;
 mod optimizer_int8;
 mod pool;

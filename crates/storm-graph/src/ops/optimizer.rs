@@ -61,6 +61,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             scalars,
             clip,
             random,
+            observed,
             hyper,
             rounding,
             moment_rounding,
@@ -80,13 +81,24 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                     check_rounding("first_moment", first_moment, has_random, *moment_rounding)?;
                 }
                 MomentFormat::Int8 => check_int8(hyper, random.is_some(), *moment_rounding)?,
+                MomentFormat::Observed => {
+                    return Err(format!("moments are floats or u8, not {}", first_moment.dtype));
+                }
             }
+            let sums = MomentFormat::Observed;
+            let shape = sums.shape(&parameter.shape);
+            rules::maybe("observed", observed.as_ref(), &shape, sums.dtype())?;
             if master.is_some() && *rounding == Rounding::Stochastic {
                 return Err("stochastic rounding is for parameters without a master copy".into());
             }
-            let operands =
-                [Some(parameter), Some(first_moment), Some(second_moment), master.as_ref()];
-            let suffixes = ["", "first_moment", "second_moment", "master"];
+            let operands = [
+                Some(parameter),
+                Some(first_moment),
+                Some(second_moment),
+                master.as_ref(),
+                observed.as_ref(),
+            ];
+            let suffixes = ["", "first_moment", "second_moment", "master", "observed"];
             Ok(operands
                 .into_iter()
                 .zip(suffixes)

@@ -44,9 +44,7 @@ pub(crate) use sketch::{Estimate, Sketch};
 use slab::Slab;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use storm_graph::{
-    Block, Graph, Op, PIECE_ALIGNMENT, Phase, SUM_BLOCK, Section, Tensor, TensorId, recompute,
-};
+use storm_graph::{Block, Graph, Op, Phase, SUM_BLOCK, Section, Tensor, TensorId, recompute};
 use variant::Variant;
 
 /// A block in the first micro-batch of a step, and in the others.
@@ -524,8 +522,9 @@ impl<'a> Lowering<'a> {
             return refuse(problem);
         }
         let pieces = decisions.piece_elements;
-        if !pieces.is_multiple_of(PIECE_ALIGNMENT) || pieces == 0 {
-            return refuse(format!("pieces must be a multiple of {PIECE_ALIGNMENT} elements"));
+        let alignment = self.task.piece_alignment();
+        if !pieces.is_multiple_of(alignment) || pieces == 0 {
+            return refuse(format!("pieces must be a multiple of {alignment} elements"));
         }
         if self.shares_step() {
             if !pieces.is_multiple_of(SUM_BLOCK) {

@@ -6,6 +6,7 @@ use super::jump::{Form, f32_at};
 use super::rssm::Rssm;
 use super::{Accept, Controller, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
+use crate::optimizer::names;
 use crate::{
     Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
 };
@@ -40,6 +41,9 @@ pub fn predict_bytes(
         bytes += snapshot_bytes(&direction_tensors(&weights));
     }
     bytes += snapshot_bytes(&controller_tensors(&predict.controller));
+    if matches!(predict.controller, Controller::Rssm { .. }) {
+        bytes += observed_bytes(&state);
+    }
     Ok(bytes as u64 + WORK_BYTES)
 }
 
@@ -99,6 +103,14 @@ fn undo_tensors(weights: &[Weight], state: &[StateTensor], accept: Accept) -> Ve
             state.iter().filter(|tensor| moved.contains(&tensor.name)).cloned().collect()
         }
     }
+}
+
+/// What updates say of themselves, if they do.
+fn observed_bytes(state: &[StateTensor]) -> usize {
+    let observed = state.iter().filter(|tensor| tensor.part == StatePart::Optimizer);
+    let suffix = format!(".{}", names::OBSERVED);
+    let observed = observed.filter(|tensor| tensor.name.ends_with(&suffix));
+    observed.map(StateTensor::size_bytes).sum()
 }
 
 /// The tensors that have the values of weights.

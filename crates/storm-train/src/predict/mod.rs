@@ -2,7 +2,7 @@
 //! pass. What does not lower the loss on held-out data is undone, bit by bit.
 //!
 //! [`phases`] is the order of phases, [`direction`] where weights go, [`jump`] the arithmetic of θ + τ·d, [`controller`]
-//! how far, [`rssm`] is the controller that learns, and [`paired`] says whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
+//! how far, [`rssm`] is the controller that learns, [`updates`] is what it sees of updates, and [`paired`] says whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
 //! [`predictor`] does it with a trainer.
 
 mod controller;
@@ -16,6 +16,7 @@ mod predictor;
 mod probe;
 mod rssm;
 mod state;
+mod updates;
 
 pub use controller::Controller;
 pub use copies::predict_bytes;
@@ -27,3 +28,4 @@ pub use predictor::{Judgement, Jump, Prediction, Verdict};
 pub(crate) use rssm::Calibration;
 pub use rssm::Expectation;
 pub use state::PredictState;
+pub use updates::{ParameterGroup, UpdateSeen, UpdatesSeen};

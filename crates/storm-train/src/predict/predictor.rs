@@ -7,6 +7,7 @@ use super::phases::{Due, Phases};
 use super::probe::{Measured, Probe};
 use super::rssm::{Chosen, Expectation, Rssm, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
+use super::updates::UpdateWatch;
 use super::{Accept, Controller, Direction, Phase, PredictOptions};
 use crate::{
     AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
@@ -134,6 +135,8 @@ pub(crate) struct Predictor {
     phases: Phases,
     copies: Copies,
     rssm: Option<Rssm>,
+    /// For a controller that learns; none if the optimizer does not say what its updates are like.
+    updates: Option<UpdateWatch>,
     /// None if every jump stays.
     held_out: Option<HeldOut>,
     /// Whether the reference has the weights at the start of the window.
@@ -183,8 +186,10 @@ impl Predictor {
             }
             Controller::Constant { .. } | Controller::LineSearch { .. } => None,
         };
+        let updates = rssm.as_ref().and_then(|_| UpdateWatch::new(trainer));
         Ok(Predictor {
             rssm,
+            updates,
             phases: Phases::new(options.lengths),
             copies: Copies::new(trainer, &options)?,
             held_out: match options.accept {
@@ -204,12 +209,34 @@ impl Predictor {
 
     /// Host memory that it takes, the held-out data excepted.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.copies.size_bytes()
+        self.copies.size_bytes() + self.updates.as_ref().map_or(0, UpdateWatch::size_bytes)
     }
 
     /// The phase that the next step is in.
     pub(crate) fn phase(&self) -> Phase {
         self.phases.phase()
+    }
+
+    /// Looks at the updates, right after a step.
+    ///
+    /// # Errors
+    /// From the device.
+    pub(crate) fn see_updates<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        self.updates.as_mut().map_or(Ok(()), |updates| updates.after_step(trainer))
+    }
+
+    /// The state of the trainer was restored.
+    ///
+    /// # Errors
+    /// From the device.
+    pub(crate) fn restart_updates<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        self.updates.as_mut().map_or(Ok(()), |updates| updates.restart(trainer))
     }
 
     /// What is due after a step. Says where it went back to, if jumps were undone.
@@ -226,13 +253,18 @@ impl Predictor {
         let mut prepared = false;
         if let Some(rssm) = &mut self.rssm {
             let all = (made.step + made.steps_left) as f32;
+            let updates = self.updates.as_ref().map(UpdateWatch::shown).unwrap_or_default();
             rssm.see(&StepSeen {
                 loss: made.event.loss,
                 gradient_norm: made.event.gradient_norm,
                 learning_rate: made.event.learning_rate,
                 progress: made.step as f32 / all,
                 phase: self.phases.phase(),
+                updates,
             });
+            if self.updates.is_some() {
+                observer.event(&Event::UpdatesSeen { step: made.step, updates })?;
+            }
             prepared = true;
         }
         if let (Some((what, window)), Phase::Full) =
@@ -332,6 +364,7 @@ impl Predictor {
             false => {
                 self.copies.undo.restore(trainer)?;
                 trainer.set_updates(undo.before.updates);
+                self.restart_updates(trainer)?;
                 trainer.resume_source(&undo.data)?;
                 self.start = Some(undo.before);
                 Some(BackTo { updates: undo.before.updates, data: undo.data })

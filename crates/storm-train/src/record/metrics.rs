@@ -2,7 +2,7 @@
 //! of a step.
 
 use super::{Sink, StepRecord};
-use crate::{Event, Guess, Judgement, Jump, Prediction, RankFigures, RunError};
+use crate::{Event, Guess, Judgement, Jump, Prediction, RankFigures, RunError, UpdatesSeen};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -123,6 +123,7 @@ struct Other {
     judgement: Option<Judgement>,
     ranks: Option<Vec<RankFigures>>,
     prepared_seconds: Option<f64>,
+    updates: Option<UpdatesSeen>,
     #[serde(default)]
     prompt: String,
     #[serde(default)]
@@ -147,6 +148,9 @@ impl Other {
         }
         if let Some(seconds) = self.prepared_seconds {
             sink.event(&Event::PredictionPrepared { step, seconds })?;
+        }
+        if let Some(updates) = self.updates {
+            sink.event(&Event::UpdatesSeen { step, updates })?;
         }
         if let Some(jump) = self.jump {
             sink.event(&Event::Jumped { step, jump })?;
@@ -239,6 +243,9 @@ impl Sink for MetricsFile {
             Event::PredictionPrepared { step, seconds } => {
                 self.line(&json!({"step": step, "prepared_seconds": seconds}))?;
             }
+            Event::UpdatesSeen { step, updates } => {
+                self.line(&json!({"step": step, "updates": updates}))?;
+            }
             Event::Jumped { step, jump } => {
                 self.line(&json!({"step": step, "jump": jump}))?;
             }
@@ -274,7 +281,7 @@ mod tests {
     use super::super::history::tests::record;
     use super::super::{History, View};
     use super::*;
-    use crate::Phase;
+    use crate::{ParameterGroup, Phase, UpdateSeen};
 
     #[test]
     fn times_and_text_are_read_again() {
@@ -294,6 +301,8 @@ mod tests {
         };
         // Written as null.
         let judgement = Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
+        let seen = UpdateSeen { cosine: 0.75, ratio: 0.5 };
+        let updates = UpdatesSeen([None, Some(seen), None, None, None]);
         let guesses = [Guess { class: 7, probability: 0.25 }, Guess { class: 0, probability: 1.0 }];
         let events = [
             Event::Evaluated {
@@ -313,6 +322,7 @@ mod tests {
             Event::Sampled { step: 1, prompt: &long, text: &long },
             Event::Viewed { step: 1, guesses: &guesses, seconds: 0.125 },
             Event::PredictionPrepared { step: 1, seconds: 0.25 },
+            Event::UpdatesSeen { step: 1, updates },
             Event::Predicted { step: 1, prediction },
             Event::PredictionJudged { step: 1, judgement },
         ];
@@ -333,6 +343,8 @@ mod tests {
             let predictions = history.predictions();
             assert_eq!((predictions.accepted, predictions.refused), (2, 1));
             assert_eq!((predictions.kept, predictions.undone), (0, 1));
+            assert_eq!(predictions.updates(ParameterGroup::Attention), Some((seen, seen)));
+            assert_eq!(predictions.updates(ParameterGroup::Mlp), None);
             let seconds = Phase::ALL.map(|phase| predictions.of(phase).seconds);
             assert_eq!(seconds, [0.0, 1.25, 4.0, 0.5]);
             let sample = history.sample().expect("a sample");

@@ -1,7 +1,7 @@
 use super::thinned::Thinned;
 use super::{Sink, StepRecord};
 use crate::predict::Calibration;
-use crate::{Event, Phase, Prediction, RunError, Verdict};
+use crate::{Event, ParameterGroup, Phase, Prediction, RunError, UpdateSeen, UpdatesSeen, Verdict};
 
 /// The predictions of a run: what each phase took, and what became of jumps.
 #[derive(Clone, Debug)]
@@ -22,6 +22,9 @@ pub struct Predictions {
     /// Predictions in which a controller that learns made no jump.
     pub declined: u64,
     calibration: Calibration,
+    /// What the last update was like, and sums over all, with their number.
+    updates: UpdatesSeen,
+    update_sums: [(u64, [f64; 2]); ParameterGroup::ALL.len()],
 }
 
 /// What a phase took, all of its times together.
@@ -49,6 +52,8 @@ impl Predictions {
             undone: 0,
             declined: 0,
             calibration: Calibration::new(),
+            updates: UpdatesSeen::default(),
+            update_sums: Default::default(),
         }
     }
 
@@ -65,6 +70,14 @@ impl Predictions {
     /// What a controller that learns expected, beside what happened.
     pub(super) fn calibration(&self) -> &Calibration {
         &self.calibration
+    }
+
+    /// Cosine and ratio of a group's updates, mean and last; none if updates were not observed.
+    pub fn updates(&self, group: ParameterGroup) -> Option<(UpdateSeen, UpdateSeen)> {
+        let at = ParameterGroup::ALL.iter().position(|known| *known == group)?;
+        let (count, sums) = self.update_sums[at];
+        let [cosine, ratio] = sums.map(|sum| (sum / count as f64) as f32);
+        Some((UpdateSeen { cosine, ratio }, self.updates.0[at]?))
     }
 
     /// Predictions, by the step before them.
@@ -94,6 +107,15 @@ impl Sink for Predictions {
         match *event {
             Event::PredictionPrepared { seconds, .. } => {
                 self.phases[index(self.last.unwrap_or(Phase::Full))].seconds += seconds;
+            }
+            Event::UpdatesSeen { updates, .. } => {
+                self.updates = updates;
+                for ((count, sums), seen) in self.update_sums.iter_mut().zip(updates.0) {
+                    let Some(UpdateSeen { cosine, ratio }) = seen else { continue };
+                    *count += 1;
+                    sums[0] += f64::from(cosine);
+                    sums[1] += f64::from(ratio);
+                }
             }
             Event::Jumped { jump, .. } => {
                 if let Some(expected) = jump.expected {

@@ -4,7 +4,7 @@
 //! protocol buffers; the few fields that scalars need are written by hand.
 
 use super::{Sink, StepRecord};
-use crate::{Event, Phase, RunError};
+use crate::{Event, ParameterGroup, Phase, RunError, UpdateSeen};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -104,6 +104,17 @@ impl Sink for TensorBoardFile {
             if !prediction.loss.is_nan() {
                 scalars.push(("loss/probe", prediction.loss as f32));
             }
+            self.scalars(*step, &scalars)?;
+        }
+        if let Event::UpdatesSeen { step, updates } = event {
+            let mut tags = Vec::new();
+            for (group, seen) in ParameterGroup::ALL.iter().zip(updates.0) {
+                let Some(UpdateSeen { cosine, ratio }) = seen else { continue };
+                tags.push((format!("updates/{}_cosine", group.name()), cosine));
+                tags.push((format!("updates/{}_ratio", group.name()), ratio));
+            }
+            let scalars: Vec<(&str, f32)> =
+                tags.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
             self.scalars(*step, &scalars)?;
         }
         if let Event::PredictionJudged { step, judgement } = event {

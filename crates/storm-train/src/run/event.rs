@@ -1,5 +1,7 @@
 use super::{Finished, RunError};
-use crate::{Alarm, Guess, Judgement, Jump, Phase, Prediction, RankFigures, TrainError, Trainer};
+use crate::{
+    Alarm, Guess, Judgement, Jump, Phase, Prediction, RankFigures, TrainError, Trainer, UpdatesSeen,
+};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -85,6 +87,13 @@ pub enum Event<'a> {
         step: u64,
         /// What it took.
         seconds: f64,
+    },
+    /// A controller that learns saw what the update of the step before was like.
+    UpdatesSeen {
+        /// After which step.
+        step: u64,
+        /// By group of parameters.
+        updates: UpdatesSeen,
     },
     /// Weights moved along a direction, and back if that did not help.
     Jumped {

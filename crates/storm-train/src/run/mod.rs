@@ -289,6 +289,9 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let partly_updated = self.trainer.is_partly_updated();
             return Err(RunError::NotFinite { step, report, culprit, partly_updated, checkpoint });
         }
+        if let Some(predictor) = &mut self.predictor {
+            predictor.see_updates(&mut self.trainer)?;
+        }
         let units = data.units as u64;
         self.progress.step = step;
         self.progress.updates = self.trainer.updates();

@@ -80,7 +80,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let saved: Option<&PredictState> = verified.progress().predict.as_ref();
         match (&mut self.predictor, saved) {
             (None, None) => Ok(()),
-            (Some(predictor), Some(saved)) => Ok(predictor.resume(saved, verified)?),
+            (Some(predictor), Some(saved)) => {
+                predictor.resume(saved, verified)?;
+                Ok(predictor.restart_updates(&mut self.trainer)?)
+            }
             (None, Some(_)) => Err(other("is of a run that predicts, and this one does not")),
             (Some(_), None) => Err(other("is of a run that does not predict, and this one does")),
         }

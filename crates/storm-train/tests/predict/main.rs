@@ -8,6 +8,7 @@ mod outer;
 mod resume;
 mod rssm;
 mod support;
+mod updates;
 
 use storm_host::allocation::AllocationMeter;
 

@@ -7,6 +7,8 @@ use storm_train::{
 
 const STEPS: u64 = 48;
 
+const SEEN: Case = Case { observes: true, ..F32 };
+
 /// Decisions after every other step, so that more than the first ones, which try each length, are made.
 fn learned() -> PredictOptions {
     PredictOptions {
@@ -18,7 +20,7 @@ fn learned() -> PredictOptions {
 
 #[test]
 fn it_tries_every_length_and_says_what_it_expects() {
-    let (_, heard) = whole(&F32, STEPS, Some((learned(), HeldOut::Alike)));
+    let (_, heard) = whole(&SEEN, STEPS, Some((learned(), HeldOut::Alike)));
     let mut first: Vec<f32> = heard.jumps[..5].iter().map(|(_, jump)| jump.tau).collect();
     first.sort_by(f32::total_cmp);
     assert_eq!(first, [0.25, 0.5, 1.0, 2.0, 4.0]);
@@ -45,6 +47,7 @@ fn a_run_that_stops_after_any_step_makes_the_same_choices() {
     let long = std::env::var_os("STORM_LONG_TESTS").is_some();
     let all: Vec<Case> = if long { cases() } else { vec![cases()[3]] };
     for case in all {
+        let case = Case { observes: true, ..case };
         let settings = (learned(), HeldOut::Alike);
         let (expected, all) = whole(&case, STEPS, Some(settings));
         for step in (1..STEPS).step_by(if long { 1 } else { 11 }) {
@@ -83,14 +86,14 @@ fn a_run_does_not_go_on_with_another_controller() {
 fn its_state_is_in_the_price() {
     let price = |controller| {
         let options = PredictOptions { controller, ..learned() };
-        let case = F32;
+        let case = SEEN;
         predict_bytes(crate::support::tiny(false), &crate::support::train_options(&case), &options)
             .expect("a model")
     };
     let more = price(Controller::Rssm { tau: 1.0 }) - price(Controller::Constant { tau: 1.0 });
     assert!((500_000..2_000_000).contains(&more), "{more}");
     let folder = tempfile::tempdir().expect("a folder");
-    let mut run = run(folder.path(), &F32, run_options(&F32, STEPS), None);
+    let mut run = run(folder.path(), &SEEN, run_options(&SEEN, STEPS), None);
     let mut source = crate::support::Made { next: 0, shift: 0 };
     let mut batches = vec![storm_train::AnyBatch::default(); 4];
     for batch in &mut batches {

@@ -4,13 +4,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_graph::AdamWParameters;
 use storm_model::{Adapters, LoraOptions, ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
     Accept, AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
-    Judgement, Jump, Observed, Observer, OptimizerOptions, PhaseLengths, Precision, PredictOptions,
-    Prediction, Progress, Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop,
-    TrainOptions, Trainer, TrainingState, training_task,
+    Judgement, Jump, Moments, Observed, Observer, OptimizerMethod, OptimizerOptions, PhaseLengths,
+    Precision, PredictOptions, Prediction, Progress, Retention, Run, RunError, RunOptions,
+    Schedule, StepEvent, Stop, TrainOptions, Trainer, TrainingState, UpdatesSeen, training_task,
 };
 
 pub(crate) type CpuRun = Run<CpuPlanDevice>;
@@ -27,6 +28,10 @@ pub(crate) struct Case {
     pub(crate) device_bytes: u64,
     pub(crate) lora: bool,
     pub(crate) learning_rate: f64,
+    /// Whether updates are observed, for a controller that learns.
+    pub(crate) observes: bool,
+    pub(crate) int8: bool,
+    pub(crate) decays: bool,
 }
 
 pub(crate) const F32: Case = Case {
@@ -35,6 +40,9 @@ pub(crate) const F32: Case = Case {
     device_bytes: 1 << 40,
     lora: false,
     learning_rate: 0.01,
+    observes: false,
+    int8: false,
+    decays: true,
 };
 
 /// Every precision, both times of an update, with and without adapters.
@@ -70,7 +78,17 @@ pub(crate) fn tiny(lora: bool) -> ModelConfig {
 
 pub(crate) fn train_options(case: &Case) -> TrainOptions {
     // A norm that is reached: gradients are clipped.
-    let optimizer = OptimizerOptions { max_norm: Some(0.5), ..OptimizerOptions::default() };
+    let OptimizerMethod::AdamW(usual) = OptimizerOptions::default().method else {
+        unreachable!("it is the default")
+    };
+    let weight_decay = if case.decays { usual.weight_decay } else { 0.0 };
+    let optimizer = OptimizerOptions {
+        method: OptimizerMethod::AdamW(AdamWParameters { weight_decay, ..usual }),
+        max_norm: Some(0.5),
+        observes: case.observes,
+        moments: if case.int8 { Moments::Int8 } else { Moments::Full },
+        ..OptimizerOptions::default()
+    };
     TrainOptions { seed: 3, optimizer, ..TrainOptions::new(2, SEQUENCE, case.precision) }
 }
 
@@ -211,6 +229,7 @@ pub(crate) struct Heard {
     pub(crate) jumps: Vec<(u64, Jump)>,
     pub(crate) predictions: Vec<(u64, Prediction)>,
     pub(crate) judgements: Vec<(u64, Judgement)>,
+    pub(crate) updates: Vec<(u64, UpdatesSeen)>,
     pub(crate) stop: Stop,
     pub(crate) stop_after: Option<u64>,
     /// Steps and events left until it fails.
@@ -246,6 +265,7 @@ impl Observer for Heard {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match *event {
             Event::Jumped { step, jump } => self.jumps.push((step, jump)),
+            Event::UpdatesSeen { step, updates } => self.updates.push((step, updates)),
             Event::Predicted { step, prediction } => self.predictions.push((step, prediction)),
             Event::PredictionJudged { step, judgement } => self.judgements.push((step, judgement)),
             _ => {}

@@ -561,6 +561,14 @@ impl Builder {
             DType::BF16 | DType::U8 if allowed => Rounding::Stochastic,
             _ => Rounding::Nearest,
         };
+        let observed = self.random.coin().then(|| {
+            let sums = MomentFormat::Observed;
+            let shape = sums.shape(&Shape::from(shape));
+            let count = shape.elements();
+            let id = self.graph.source("sums", shape, sums.dtype(), class);
+            self.data.push((id, Data::Integers(vec![0; count])));
+            id
+        });
         let (scalars, random) = (self.step_scalars(), self.seed());
         let op = Op::AdamW {
             parameter,
@@ -571,6 +579,7 @@ impl Builder {
             scalars,
             clip: Some(clip),
             random: Some(random),
+            observed,
             hyper: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
             rounding: stochastic(self.dtype, !has_master),
             moment_rounding: stochastic(moment_dtype, true),

@@ -7,9 +7,9 @@ use half::bf16;
 use rayon::prelude::*;
 use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words, words_of_blocks};
 use storm_graph::{
-    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, Rounding, SgdParameters,
-    StepScalars, decode_first_moment, decode_second_moment, encode_first_moment,
-    encode_second_moment, moment_scale,
+    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, OBSERVED_BLOCK,
+    OBSERVED_SUMS, Rounding, SgdParameters, StepScalars, decode_first_moment, decode_second_moment,
+    encode_first_moment, encode_second_moment, moment_scale,
 };
 
 /// Elements per task; even, so that a task starts on a block of random words.
@@ -154,8 +154,38 @@ impl Factors {
     /// The new value, from the new first moment and the root of the new second one.
     #[inline(always)]
     fn value(&self, value: f32, first: f32, root: f32) -> f32 {
-        value * self.keep - self.step * first / (root * self.second_scale + self.epsilon)
+        value * self.keep - self.change(first, root)
     }
+
+    /// What is subtracted, besides the decay.
+    #[inline(always)]
+    fn change(&self, first: f32, root: f32) -> f32 {
+        self.step * first / (root * self.second_scale + self.epsilon)
+    }
+}
+
+/// A sum over a block as a CUDA block adds it up: the eight elements of a thread, the threads of a warp, the warps.
+fn block_sum(terms: &[f32; OBSERVED_BLOCK]) -> f32 {
+    const PACK: usize = 8;
+    const WARP: usize = 32;
+    let sum_of_lanes = |mut lanes: [f32; WARP]| {
+        let mut half = WARP / 2;
+        while half > 0 {
+            let (low, high) = lanes.split_at_mut(half);
+            low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+            half /= 2;
+        }
+        lanes[0]
+    };
+    let mut warps = [0.0; WARP];
+    for (sum, warp) in warps.iter_mut().zip(terms.chunks_exact(PACK * WARP)) {
+        let mut lanes = [0.0; WARP];
+        for (lane, x) in lanes.iter_mut().zip(warp.chunks_exact(PACK)) {
+            *lane = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+        }
+        *sum = sum_of_lanes(lanes);
+    }
+    sum_of_lanes(warps)
 }
 
 simd_dispatch! {
@@ -184,6 +214,62 @@ simd_dispatch! {
             *v = M::from_f32(second);
         }
     }
+
+    /// Terms of the sums of a block that an update is about to change. First moments are no larger than `bound` times the root of
+    /// their second moments.
+    fn observed_terms[P: Stored, G: Element, M: Stored](
+        factors: Factors, bound: f32, p: &[P], g: &[G], m: &[M], v: &[M],
+        terms: &mut [[f32; OBSERVED_BLOCK]; OBSERVED_SUMS],
+    ) {
+        let [squares, products, earlier, weights] = terms;
+        let sums = squares.iter_mut().zip(products).zip(earlier).zip(weights);
+        let operands = p.iter().zip(g).zip(m).zip(v);
+        for ((((square, product), earlier), weight), (((p, g), m), v)) in sums.zip(operands) {
+            let (value, first, second) = (p.to_f32(), m.to_f32(), v.to_f32());
+            let root = second.sqrt();
+            let before = factors.change(within(first, bound * root), root);
+            let (first, second) = factors.moments(g.to_f32(), first, second);
+            let root = second.sqrt();
+            let change = factors.change(within(first, bound * root), root);
+            *square = change * change;
+            *product = change * before;
+            *earlier = before * before;
+            *weight = value * value;
+        }
+    }
+}
+
+/// Sums over the blocks of a chunk that an update is about to change, see [`OBSERVED_SUMS`].
+fn observe<P: Stored, G: Element, M: Stored>(
+    factors: Factors,
+    bound: f32,
+    (p, g, m, v): (&[P], &[G], &[M], &[M]),
+    observed: &mut [i32],
+) {
+    for (block, sums) in observed.chunks_exact_mut(OBSERVED_SUMS).enumerate() {
+        let first = block * OBSERVED_BLOCK;
+        let range = first..(first + OBSERVED_BLOCK).min(p.len());
+        let mut terms = [[0.0; OBSERVED_BLOCK]; OBSERVED_SUMS];
+        let (p, g) = (&p[range.clone()], &g[range.clone()]);
+        observed_terms(factors, bound, p, g, &m[range.clone()], &v[range], &mut terms);
+        for (sum, terms) in sums.iter_mut().zip(&terms) {
+            *sum = block_sum(terms).to_bits().cast_signed();
+        }
+    }
+}
+
+/// The sums of chunk number `task`, which has `elements` elements.
+#[allow(clippy::mut_from_ref)]
+fn observed_chunk<'a>(
+    observed: Option<&'a SharedMut<'_, i32>>,
+    task: usize,
+    elements: usize,
+) -> Option<&'a mut [i32]> {
+    const CHUNK_SUMS: usize = CHUNK / OBSERVED_BLOCK * OBSERVED_SUMS;
+    let first = task * CHUNK_SUMS;
+    let range = first..first + elements.div_ceil(OBSERVED_BLOCK) * OBSERVED_SUMS;
+    // SAFETY: a task has a chunk of its own.
+    observed.map(|observed| unsafe { observed.piece(range) })
 }
 
 simd_dispatch! {
@@ -236,6 +322,8 @@ pub struct AdamWTensors<'a, P, G, M> {
     pub first_moment: &'a mut [M],
     /// Second moment.
     pub second_moment: &'a mut [M],
+    /// Sums over the update, where it is observed.
+    pub observed: Option<&'a mut [i32]>,
 }
 
 /// One AdamW update: decoupled weight decay, bias-corrected moments, gradients scaled by `clip`.
@@ -246,7 +334,9 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
     storage: Storage,
     tensors: AdamWTensors<'_, P, G, M>,
 ) {
-    let AdamWTensors { parameter, master, gradient, first_moment, second_moment } = tensors;
+    let AdamWTensors { parameter, master, gradient, first_moment, second_moment, observed } =
+        tensors;
+    let observed = observed.map(SharedMut::new);
     let factors = Factors::new(hyper, scalars, clip);
     let nearest = storage.parameter == Rounding::Nearest && storage.moments == Rounding::Nearest;
     let chunks = parameter
@@ -257,6 +347,9 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
         .enumerate();
     match master {
         None => chunks.for_each(|(task, (((p, g), m), v))| {
+            if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
+                observe(factors, f32::INFINITY, (&*p, g, &*m, &*v), sums);
+            }
             if nearest {
                 adamw_nearest(factors, p, g, m, v);
             } else {
@@ -265,6 +358,9 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
             |((task, (((p, g), m), v)), master)| {
+                if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
+                    observe(factors, f32::INFINITY, (&*master, g, &*m, &*v), sums);
+                }
                 if nearest {
                     adamw_master(factors, p, master, g, m, v);
                 } else {
@@ -285,7 +381,9 @@ pub fn adamw_int8<P: Stored, G: Element>(
     tensors: AdamWTensors<'_, P, G, u8>,
 ) {
     const CHUNK_BYTES: usize = CHUNK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
-    let AdamWTensors { parameter, master, gradient, first_moment, second_moment } = tensors;
+    let AdamWTensors { parameter, master, gradient, first_moment, second_moment, observed } =
+        tensors;
+    let observed = observed.map(SharedMut::new);
     let factors = Factors::new(hyper, scalars, clip);
     let chunks = parameter
         .par_chunks_mut(CHUNK)
@@ -295,15 +393,36 @@ pub fn adamw_int8<P: Stored, G: Element>(
         .enumerate();
     match master {
         None => chunks.for_each(|(task, (((p, g), m), v))| {
+            if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
+                let (first, second) = decoded(m, v);
+                observe(factors, bound, (&*p, g, &first, &second), sums);
+            }
             int8_chunk(factors, bound, storage, task * CHUNK, chunk(p, None, g, m, v));
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
             |((task, (((p, g), m), v)), master)| {
+                if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
+                    let (first, second) = decoded(m, v);
+                    observe(factors, bound, (&*master, g, &first, &second), sums);
+                }
                 let tensors = chunk(p, Some(master), g, m, v);
                 int8_chunk(factors, bound, storage, task * CHUNK, tensors);
             },
         ),
     }
+}
+
+/// Both moments of a chunk.
+fn decoded(m: &[u8], v: &[u8]) -> (Vec<f32>, Vec<f32>) {
+    let of = |moments: &[u8], decode: fn(u8, f32) -> f32| -> Vec<f32> {
+        let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
+        let values = groups.flat_map(|group| {
+            let scale = moment_scale(group);
+            group[..MOMENT_GROUP].iter().map(move |&code| decode(code, scale))
+        });
+        values.collect()
+    };
+    (of(m, decode_first_moment), of(v, decode_second_moment))
 }
 
 /// The value, or the nearest that is no larger than `most`.
@@ -372,7 +491,7 @@ fn chunk<'a, P, G, M>(
     first_moment: &'a mut [M],
     second_moment: &'a mut [M],
 ) -> AdamWTensors<'a, P, G, M> {
-    AdamWTensors { parameter, master, gradient, first_moment, second_moment }
+    AdamWTensors { parameter, master, gradient, first_moment, second_moment, observed: None }
 }
 
 /// What one step of gradient descent reads and overwrites.

@@ -29,7 +29,17 @@ const PER_BLOCK: usize = THREADS * PACK;
 const ADAMW_COMMON: &[usize] = &[5, 6, 7, 9, 10, 11, 13, 14];
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
-    [all_types(SOURCE, ["P", "G", "M"]), all_types(INT8_SOURCE, ["P", "G"])].concat()
+    let plain = [all_types(SOURCE, ["P", "G", "M"]), all_types(INT8_SOURCE, ["P", "G"])].concat();
+    let observing = plain.iter().map(|(source, definitions)| (*source, observes(definitions)));
+    let observing: Vec<_> = observing.collect();
+    [plain, observing].concat()
+}
+
+/// The same kernels with sums over the update.
+fn observes(definitions: &Definitions) -> Definitions {
+    let mut definitions = definitions.clone();
+    definitions.push(("OBSERVES", "1".to_owned()));
+    definitions
 }
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
@@ -45,6 +55,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             scalars,
             clip,
             random,
+            observed,
             hyper,
             rounding,
             moment_rounding,
@@ -80,9 +91,14 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     arguments.extend([Argument::F32(bound), stochastic(*rounding)]);
                     (INT8_SOURCE, "adamw_int8")
                 }
+                MomentFormat::Observed => unreachable!("refused with the graph"),
             };
             arguments.extend([stream_word(*stream, node.layer), count(*first_element)]);
-            let definitions = types(stored);
+            let mut definitions = types(stored);
+            if let Some(observed) = observed {
+                arguments.push(planner.pointer(observed));
+                definitions = observes(&definitions);
+            }
             let choice = kernel(source, name, definitions.clone());
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)?;
             match format {
@@ -90,7 +106,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     let several = kernel(source, "adamw_several", definitions);
                     planner.let_join(several, ADAMW_COMMON)
                 }
-                MomentFormat::Int8 => Ok(()),
+                MomentFormat::Int8 | MomentFormat::Observed => Ok(()),
             }
         }
         Op::Sgd {

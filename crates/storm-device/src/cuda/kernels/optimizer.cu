@@ -5,6 +5,15 @@
 // the result is the same to the bit.
 #include "optimizer_common.cuh"
 
+// With OBSERVES, `adamw` has a last argument, which takes the sums of each block.
+#ifdef OBSERVES
+#define OBSERVED_PARAMETER , float* observed
+#define OBSERVED_ARGUMENT(x) , x
+#else
+#define OBSERVED_PARAMETER
+#define OBSERVED_ARGUMENT(x)
+#endif
+
 /// A pack per thread, of the tensor's block number `block`. scalars: learning rate, 1 − beta1^t, 1 − beta2^t. `master`,
 /// `clip` and `seed` may be null; a clip of 0, or corrections of 0, leave everything as it is.
 /// `first_element`: where in the parameter the elements here begin.
@@ -13,9 +22,11 @@ __device__ inline void adamw_block(i64 block, P* parameter, const G* gradient, M
                                    const float* clip, const int* seed, i64 elements, float beta1,
                                    float beta2, float epsilon, float weight_decay,
                                    int stochastic_parameter, int stochastic_moments, int stream,
-                                   i64 first_element) {
+                                   i64 first_element OBSERVED_PARAMETER) {
     const i64 i = (block * blockDim.x + threadIdx.x) * PACK;
-    if (i >= elements) return;
+#ifndef OBSERVES
+    if (i >= elements) return; // those that observe meet at the end: what is not there is zero
+#endif
     const float factor = clip != nullptr ? *clip : 1.0f;
     float value[PACK], g[PACK], first[PACK], second[PACK];
     const Pack<G> gradients = read_pack(flat(gradient, elements), i);
@@ -33,11 +44,24 @@ __device__ inline void adamw_block(i64 block, P* parameter, const G* gradient, M
     if (factor == 0.0f || scalars[1] == 0.0f) return; // only now, so that nothing waits for it
 
     const Factors factors(scalars, factor, beta1, beta2, epsilon, weight_decay);
+#ifdef OBSERVES
+    Observation observation;
+#pragma unroll
+    for (int j = 0; j < PACK; j++) {
+        const float before = factors.change(first[j], __fsqrt_rn(second[j]));
+        factors.moments(g[j], first[j], second[j]);
+        const float change = factors.change(first[j], __fsqrt_rn(second[j]));
+        observation.set(j, change, before, value[j]);
+        value[j] = __fsub_rn(__fmul_rn(value[j], factors.keep), change);
+    }
+    observation.write(observed + 4 * block);
+#else
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
         factors.moments(g[j], first[j], second[j]);
         value[j] = factors.value(value[j], first[j], __fsqrt_rn(second[j]));
     }
+#endif
     if (master != nullptr) write8(flat(master, elements), i, value);
     if (stochastic_parameter || stochastic_moments) {
         Bits bits[PACK];
@@ -58,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(256)
     adamw(P* parameter, const G* gradient, M* first_moment, M* second_moment, float* master,
           const float* scalars, const float* clip, const int* seed, i64 elements, float beta1,
           float beta2, float epsilon, float weight_decay, int stochastic_parameter,
-          int stochastic_moments, int stream, i64 first_element) {
+          int stochastic_moments, int stream, i64 first_element OBSERVED_PARAMETER) {
     adamw_block(blockIdx.x, parameter, gradient, first_moment, second_moment, master, scalars, clip,
                 seed, elements, beta1, beta2, epsilon, weight_decay, stochastic_parameter,
-                stochastic_moments, stream, first_element);
+                stochastic_moments, stream, first_element OBSERVED_ARGUMENT(observed));
 }
 
 /// What differs between the tensors of `adamw_several`.
@@ -73,12 +97,20 @@ struct AdamWTensors {
     float* master[TENSORS_MAX];
     i64 elements[TENSORS_MAX];
     i64 first_element[TENSORS_MAX];
+#ifdef OBSERVES
+    float* observed[TENSORS_MAX];
+#endif
     float weight_decay[TENSORS_MAX];
     int stream[TENSORS_MAX];
     int first_block[TENSORS_MAX];
     int count;
 };
-static_assert(sizeof(AdamWTensors) == (7 * 8 + 3 * 4) * TENSORS_MAX + 8, "as the host fills it");
+#ifdef OBSERVES
+constexpr int WORDS = 8;
+#else
+constexpr int WORDS = 7;
+#endif
+static_assert(sizeof(AdamWTensors) == (WORDS * 8 + 3 * 4) * TENSORS_MAX + 8, "as the host fills it");
 
 /// `adamw` over several tensors.
 extern "C" __global__ void __launch_bounds__(256)
@@ -90,9 +122,10 @@ extern "C" __global__ void __launch_bounds__(256)
                 tensors.first_moment[t], tensors.second_moment[t], tensors.master[t], scalars, clip,
                 seed, tensors.elements[t], beta1, beta2, epsilon, tensors.weight_decay[t],
                 stochastic_parameter, stochastic_moments, tensors.stream[t],
-                tensors.first_element[t]);
+                tensors.first_element[t] OBSERVED_ARGUMENT(tensors.observed[t]));
 }
 
+#ifndef OBSERVES
 /// A pack per thread, as above. `momentum` may be null, too.
 extern "C" __global__ void __launch_bounds__(256)
     sgd(P* parameter, const G* gradient, M* momentum, float* master, const float* scalars, const float* clip,
@@ -138,3 +171,4 @@ extern "C" __global__ void __launch_bounds__(256)
     write8(flat(parameter, elements), i, value);
     if (momentum != nullptr) write8(flat(momentum, elements), i, moved);
 }
+#endif

@@ -51,7 +51,39 @@ struct Factors {
 
     /// The new value, from the new first moment and the root of the new second one.
     __device__ float value(float value, float first, float root) const {
+        return __fsub_rn(__fmul_rn(value, keep), change(first, root));
+    }
+
+    /// What is subtracted, besides the decay.
+    __device__ float change(float first, float root) const {
         const float denominator = __fadd_rn(__fmul_rn(root, second_scale), epsilon);
-        return __fsub_rn(__fmul_rn(value, keep), __fdiv_rn(__fmul_rn(step, first), denominator));
+        return __fdiv_rn(__fmul_rn(step, first), denominator);
     }
 };
+
+#ifdef OBSERVES
+/// The terms of a thread of what an update yields where it is observed: squares of the change, its products with the change
+/// before, squares of that, and squares of the values.
+struct Observation {
+    float terms[4][PACK];
+
+    __device__ void set(int j, float change, float before, float value) {
+        terms[0][j] = __fmul_rn(change, change);
+        terms[1][j] = __fmul_rn(change, before);
+        terms[2][j] = __fmul_rn(before, before);
+        terms[3][j] = __fmul_rn(value, value);
+    }
+
+    /// Their sums over a block of 256 threads, all of which come here.
+    __device__ void write(float* sums) const {
+        __shared__ float slots[4][WARP];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const float(&x)[PACK] = terms[s];
+            const float own = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+            const float sum = block_sum(own, slots[s]);
+            if (threadIdx.x == 0) sums[s] = sum;
+        }
+    }
+};
+#endif

@@ -22,6 +22,11 @@ __device__ inline int rounded_code(const float* levels, int last, float guess, f
     return low + (__fsub_rn(value, below) > __fmul_rn(share, __fsub_rn(above, below)));
 }
 
+/// The value, or the nearest that is no larger than `most`.
+__device__ inline float within(float value, float most) {
+    return value > most ? most : value < -most ? -most : value;
+}
+
 /// The largest of a group.
 __device__ inline float largest_of_group(float value) {
 #pragma unroll
@@ -36,7 +41,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     adamw_int8(P* parameter, const G* gradient, u32* first_moment, u32* second_moment,
                float* master, const float* scalars, const float* clip, const int* seed,
                i64 elements, float beta1, float beta2, float epsilon, float weight_decay,
-               float bound, int stochastic_parameter, int stream, i64 first_element) {
+               float bound, int stochastic_parameter, int stream, i64 first_element
+#ifdef OBSERVES
+               ,
+               float* observed
+#endif
+    ) {
     __shared__ float first_levels[128], second_levels[256];
     const int thread = threadIdx.x;
     if (thread < 128) {
@@ -77,22 +87,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const Factors factors(scalars, factor, beta1, beta2, epsilon, weight_decay);
     float first_largest = 0.0f, second_largest = 0.0f;
+#ifdef OBSERVES
+    Observation observation;
+#endif
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
         const int code = int((signed char)(first_codes[j / 4] >> (8 * (j % 4))));
         const float magnitude = __fmul_rn(first_levels[min(abs(code), 127)], first_scale);
         first[j] = code < 0 ? -magnitude : magnitude;
         second[j] = __fmul_rn(second_levels[second_codes[j / 4] >> (8 * (j % 4)) & 0xffu], second_scale);
+#ifdef OBSERVES
+        const float root_before = __fsqrt_rn(second[j]);
+        const float before = factors.change(within(first[j], __fmul_rn(bound, root_before)), root_before);
+#endif
         factors.moments(g[j], first[j], second[j]);
         const float root = __fsqrt_rn(second[j]);
-        const float most = __fmul_rn(bound, root);
-        first[j] = first[j] > most ? most : first[j] < -most ? -most : first[j];
+        first[j] = within(first[j], __fmul_rn(bound, root));
+#ifdef OBSERVES
+        const bool is_there = i + j < elements;
+        const float change = factors.change(first[j], root);
+        observation.set(j, is_there ? change : 0.0f, is_there ? before : 0.0f, value[j]);
+#endif
         value[j] = factors.value(value[j], first[j], root);
         // The last group may be shorter than others.
         if (i + j >= elements) first[j] = second[j] = 0.0f;
         first_largest = fmaxf(first_largest, fabsf(first[j]));
         second_largest = fmaxf(second_largest, second[j]);
     }
+#ifdef OBSERVES
+    observation.write(observed + 4 * i64(blockIdx.x));
+#endif
     if (master != nullptr) write8(flat(master, elements), i, value);
     first_scale = largest_of_group(first_largest);
     second_scale = largest_of_group(second_largest);

@@ -383,6 +383,7 @@ fn adamw_of(
         scalars: b.fill(&[StepScalars::LEN], DType::F32)?,
         clip: Some(b.fill(&[], DType::F32)?),
         random: Some(b.seed),
+        observed: None,
         hyper: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
         rounding: Rounding::Stochastic,
         moment_rounding: Rounding::Stochastic,

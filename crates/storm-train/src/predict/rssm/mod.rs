@@ -11,6 +11,7 @@ mod tape;
 pub(crate) use calibration::Calibration;
 
 use super::phases::Phase;
+use super::updates::UpdatesSeen;
 use adam::Adam;
 use network::{ACTED, Network, OBSERVED, Tick};
 use observe::Seen;
@@ -72,6 +73,8 @@ pub(super) struct StepSeen {
     /// Of the run, from 0 to 1.
     pub(super) progress: f32,
     pub(super) phase: Phase,
+    /// What the update of the step before was like.
+    pub(super) updates: UpdatesSeen,
 }
 
 pub(super) struct Rssm {
@@ -314,6 +317,7 @@ mod tests {
             learning_rate: 1e-3,
             progress: number as f32 / 400.0,
             phase: Phase::Full,
+            updates: UpdatesSeen::default(),
         }
     }
 

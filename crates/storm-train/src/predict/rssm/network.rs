@@ -5,7 +5,7 @@ use super::tape::{Matrix, Node, Outcome, Tape, sigmoid};
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
 /// Numbers of an observation.
-pub(super) const OBSERVED: usize = 12;
+pub(super) const OBSERVED: usize = 22;
 /// Numbers that say what was done before a step.
 pub(super) const ACTED: usize = 3;
 const HIDDEN: usize = 32;
@@ -317,7 +317,7 @@ mod tests {
         let network = Network::new();
         let mut parameters = network.initial(5);
         let mut losses = Vec::new();
-        for draw in 0..150_u32 {
+        for draw in 0..400_u32 {
             let ticks: Vec<Tick> = (0..4)
                 .map(|place| {
                     let length = if (draw as usize + place).is_multiple_of(2) { -1.0 } else { 1.0 };
@@ -332,7 +332,7 @@ mod tests {
                 *parameter -= 0.05 * gradient;
             }
         }
-        assert!(losses[149] < losses[0] - 1.0, "{} to {}", losses[0], losses[149]);
+        assert!(losses[399] < losses[0] - 1.0, "{} to {}", losses[0], losses[399]);
         let ticks = [tick(1, None), tick(2, None)];
         let found = network.expect(&parameters, &ticks, (5, 999), &[-1.0, 1.0]);
         assert!(found[0].acceptance > 0.8 && found[1].acceptance < 0.2, "{found:?}");

@@ -3,9 +3,13 @@
 use super::StepSeen;
 use super::network::{ACTED, OBSERVED};
 use crate::predict::phases::Phase;
+use crate::predict::updates::UpdateSeen;
 
 /// Numbers that it is made of.
 pub(super) const NUMBERS: usize = 15;
+
+/// Numbers of an observation that are not of updates.
+const OWN: usize = 12;
 
 /// Share of slope and variance that stays from step to step.
 const KEEP: f32 = 0.9;
@@ -67,7 +71,9 @@ impl Seen {
         let action = [self.jumped, self.jumped_length, correcting];
         (self.jumped, self.jumped_length) = (0.0, 0.0);
         let rate = step.learning_rate / self.rate_max.max(f32::MIN_POSITIVE);
-        let observation = [
+        let mut observation = [0.0; OBSERVED];
+        let (own, updates) = observation.split_at_mut(OWN);
+        own.copy_from_slice(&[
             log_loss - self.first_log_loss,
             20.0 * self.slope,
             0.2 * logarithm(self.variance + 1e-8) + 1.0,
@@ -80,7 +86,13 @@ impl Seen {
             self.change,
             self.accepted,
             self.kept,
-        ];
+        ]);
+        for (pair, seen) in updates.chunks_exact_mut(2).zip(&step.updates.0) {
+            let Some(UpdateSeen { cosine, ratio }) = seen else { continue };
+            // A usual update is about a thousandth of the weights.
+            let size = if *ratio > 0.0 { 0.25 * (logarithm(*ratio) + 7.0) } else { 0.0 };
+            pair.copy_from_slice(&[*cosine, size]);
+        }
         (action, observation.map(|value| value.clamp(-5.0, 5.0)))
     }
 

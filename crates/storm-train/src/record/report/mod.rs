@@ -87,6 +87,9 @@ pub fn write_report(
         writeln!(out, "{}", phases::legend())?;
         table.write(out)?;
     }
+    if let Some(table) = phases::updates(history) {
+        table.write(out)?;
+    }
     if let Some(table) = phases::calibration(history) {
         table.write(out)?;
     }

@@ -4,7 +4,7 @@ use super::super::{History, Predictions};
 use super::chart::{Kind, Series, Steps};
 use super::charts::in_range;
 use super::unit::show_bytes;
-use crate::Phase;
+use crate::{ParameterGroup, Phase, UpdateSeen};
 use storm_exec::trace::page::{Cell, Table};
 
 /// A colour of the page.
@@ -121,6 +121,23 @@ pub(super) fn table(history: &History) -> Option<Table> {
         caption: "Phases, with their time and the most memory that was seen in their steps",
         columns: &["", "steps", "time", "share", "device memory", "process memory", ""],
         rows: Phase::ALL.map(row).to_vec(),
+    })
+}
+
+/// What updates were like, as a controller that learns saw them; none of other runs.
+pub(super) fn updates(history: &History) -> Option<Table> {
+    let row = |group: &ParameterGroup| {
+        let (mean, last) = history.predictions().updates(*group)?;
+        let cells = |UpdateSeen { cosine, ratio }| {
+            [Cell::Text(format!("{cosine:.3}")), Cell::Text(format!("{ratio:.2e}"))]
+        };
+        Some((group.name().to_owned(), [cells(mean), cells(last)].concat()))
+    };
+    let rows: Vec<(String, Vec<Cell>)> = ParameterGroup::ALL.iter().filter_map(row).collect();
+    (!rows.is_empty()).then_some(Table {
+        caption: "Updates by group of parameters: cosine to the update before, and norm divided by that of the weights",
+        columns: &["", "mean cosine", "mean ratio", "last cosine", "last ratio"],
+        rows,
     })
 }
 

@@ -1,0 +1,235 @@
+//! What updates were like, by group of parameters: their cosine with the update before, and their size beside the weights. The
+//! update kernels sum this up in their own pass.
+
+use crate::optimizer::names;
+use crate::{TrainError, Trainer};
+use rayon::prelude::*;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use storm_device::PlanDevice;
+use storm_graph::{MomentFormat, OBSERVED_SUMS, ParameterInstance, ParameterRows, Training};
+
+/// Parameters whose updates are observed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterGroup {
+    /// Embeddings and heads.
+    Tables,
+    /// Other matrices whose names say attention.
+    Attention,
+    /// Other matrices whose names say MLP.
+    Mlp,
+    /// Biases and the weights of norms.
+    Vectors,
+    /// The rest: convolutions, for example.
+    Other,
+}
+
+impl ParameterGroup {
+    /// All of them.
+    pub const ALL: [ParameterGroup; 5] = [
+        ParameterGroup::Tables,
+        ParameterGroup::Attention,
+        ParameterGroup::Mlp,
+        ParameterGroup::Vectors,
+        ParameterGroup::Other,
+    ];
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            ParameterGroup::Tables => "tables",
+            ParameterGroup::Attention => "attention",
+            ParameterGroup::Mlp => "mlp",
+            ParameterGroup::Vectors => "vectors",
+            ParameterGroup::Other => "other",
+        }
+    }
+
+    fn of(ParameterInstance { name, parameter, .. }: &ParameterInstance) -> ParameterGroup {
+        match parameter.rows {
+            _ if parameter.shape.rank() < 2 => ParameterGroup::Vectors,
+            ParameterRows::Other if name.contains("attention") => ParameterGroup::Attention,
+            ParameterRows::Other if name.contains("mlp") => ParameterGroup::Mlp,
+            ParameterRows::Other => ParameterGroup::Other,
+            _ => ParameterGroup::Tables,
+        }
+    }
+}
+
+/// What an update was like for a group of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UpdateSeen {
+    /// Cosine of the angle to the update before; 0 if one of both is zero.
+    pub cosine: f32,
+    /// Norm of the update, without decay, divided by that of the weights; 0 if these are zero.
+    pub ratio: f32,
+}
+
+/// What an update was like, in the order of [`ParameterGroup::ALL`]; none for groups without parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UpdatesSeen(pub [Option<UpdateSeen>; ParameterGroup::ALL.len()]);
+
+/// By the names of groups.
+impl Serialize for UpdatesSeen {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let named = ParameterGroup::ALL.iter().map(|group| group.name()).zip(&self.0);
+        to.collect_map(named.filter_map(|(name, seen)| Some((name, seen.as_ref()?))))
+    }
+}
+
+impl<'de> Deserialize<'de> for UpdatesSeen {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<UpdatesSeen, D::Error> {
+        let named: BTreeMap<String, UpdateSeen> = Deserialize::deserialize(from)?;
+        Ok(UpdatesSeen(ParameterGroup::ALL.map(|group| named.get(group.name()).copied())))
+    }
+}
+
+/// Sums of all updates of a step.
+type Sums = [f64; OBSERVED_SUMS];
+
+fn seen([squares, products, earlier, weights]: Sums) -> UpdateSeen {
+    // A step whose numbers are not finite is undone, or ends the run.
+    let quotient = |a: f64, b: f64| if a.is_finite() && b > 0.0 { (a / b) as f32 } else { 0.0 };
+    UpdateSeen {
+        cosine: quotient(products, (squares * earlier).sqrt()),
+        ratio: quotient(squares.sqrt(), weights.sqrt()),
+    }
+}
+
+/// Where the sums of a parameter are in the buffer.
+struct Source {
+    tensor: String,
+    group: usize,
+    bytes: Range<usize>,
+}
+
+/// Reads what the updates of a run were like.
+///
+/// A plan may apply the update of a step in the next one. So that no plan changes what is seen, it is always the update of the step
+/// before.
+pub(super) struct UpdateWatch {
+    sources: Vec<Source>,
+    buffer: Vec<u8>,
+    /// Of the last update that was applied, unless a plan still has one to apply.
+    applied: UpdatesSeen,
+    shown: UpdatesSeen,
+}
+
+impl UpdateWatch {
+    /// None if updates do not say.
+    pub(super) fn new<D: PlanDevice>(trainer: &Trainer<D>) -> Option<UpdateWatch> {
+        let options = trainer.options();
+        let (mut sources, mut end) = (Vec::new(), 0);
+        for instance in trainer.instances() {
+            let parameter = &instance.parameter;
+            if parameter.training != Training::Trainable {
+                continue;
+            }
+            let state = options.optimizer.state(options.precision, parameter);
+            if state.iter().all(|(suffix, _)| *suffix != names::OBSERVED) {
+                continue;
+            }
+            let bytes = MomentFormat::Observed.size_bytes(parameter.shape.elements());
+            let group = ParameterGroup::of(instance);
+            sources.push(Source {
+                tensor: format!("{}.{}", instance.name, names::OBSERVED),
+                group: ParameterGroup::ALL.iter().position(|known| *known == group).unwrap_or(0),
+                bytes: end..end + bytes,
+            });
+            end += bytes;
+        }
+        // Nothing was updated.
+        let mut none = UpdatesSeen::default();
+        for source in &sources {
+            none.0[source.group] = Some(seen([0.0; OBSERVED_SUMS]));
+        }
+        let watch = UpdateWatch { sources, buffer: vec![0; end], applied: none, shown: none };
+        (!watch.sources.is_empty()).then_some(watch)
+    }
+
+    /// Host memory that it takes.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
+    /// What the update of the step before the last was like.
+    pub(super) fn shown(&self) -> UpdatesSeen {
+        self.shown
+    }
+
+    /// Looks at the updates after a step, before anything else is done with the trainer.
+    ///
+    /// # Errors
+    /// From the device.
+    pub(super) fn after_step<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        let read = self.read(trainer)?;
+        self.shown = match trainer.has_pending_update() {
+            true => read,
+            false => std::mem::replace(&mut self.applied, read),
+        };
+        Ok(())
+    }
+
+    /// Resumes from the state that the trainer has now: it was restored.
+    ///
+    /// # Errors
+    /// From the device.
+    pub(super) fn restart<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        self.applied = self.read(trainer)?;
+        Ok(())
+    }
+
+    fn read<D: PlanDevice>(&mut self, trainer: &mut Trainer<D>) -> Result<UpdatesSeen, TrainError> {
+        let mut rest = self.buffer.as_mut_slice();
+        let mut reads = Vec::with_capacity(self.sources.len());
+        for source in &self.sources {
+            let (bytes, after) = rest.split_at_mut(source.bytes.len());
+            reads.push((source.tensor.as_str(), bytes));
+            rest = after;
+        }
+        trainer.read_applied(reads)?;
+        let buffer = &self.buffer;
+        // Those of a parameter in their order, then parameter by parameter.
+        let sums: Vec<Sums> = self
+            .sources
+            .par_iter()
+            .map(|source| {
+                let mut sums = [0.0; OBSERVED_SUMS];
+                for block in buffer[source.bytes.clone()].chunks_exact(4 * OBSERVED_SUMS) {
+                    for (sum, word) in sums.iter_mut().zip(block.chunks_exact(4)) {
+                        let word = [word[0], word[1], word[2], word[3]];
+                        *sum += f64::from(f32::from_ne_bytes(word));
+                    }
+                }
+                sums
+            })
+            .collect();
+        let mut groups: [Option<Sums>; ParameterGroup::ALL.len()] = Default::default();
+        for (source, sums) in self.sources.iter().zip(sums) {
+            let group = groups[source.group].get_or_insert([0.0; OBSERVED_SUMS]);
+            group.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
+        }
+        Ok(UpdatesSeen(groups.map(|sums| sums.map(seen))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_become_cosines_and_ratios() {
+        let UpdateSeen { cosine, ratio } = seen([4.0, -3.0, 9.0, 1600.0]);
+        assert_eq!((cosine, ratio), (-0.5, 0.05));
+        for sums in [[0.0; 4], [f64::NAN; 4], [f64::INFINITY; 4], [1.0, 0.0, 0.0, 0.0]] {
+            assert_eq!(seen(sums), UpdateSeen { cosine: 0.0, ratio: 0.0 }, "{sums:?}");
+        }
+    }
+}
