@@ -59,6 +59,7 @@ enum DirectionArg {
     Average,
     WeightAverage,
     Difference,
+    Dmd,
     Outer,
     None,
     Random,
@@ -163,6 +164,10 @@ impl PredictArg {
                 DirectionArg::Average => Direction::Average { window },
                 DirectionArg::WeightAverage => Direction::WeightAverage { window },
                 DirectionArg::Difference => Direction::Difference { window },
+                DirectionArg::Dmd => Direction::Dmd {
+                    // Without one, the longest that it can be divided.
+                    window: self.window.map_or((self.full / 4 * 4).max(4), NonZeroU64::get),
+                },
                 DirectionArg::Outer => {
                     let momentum = self.momentum.unwrap_or(defaults::MOMENTUM) as f32;
                     Direction::Outer { window, momentum }
@@ -228,6 +233,8 @@ mod tests {
         );
         let lookahead = lookahead.expect("a table");
         assert_eq!((lookahead.accept, lookahead.lengths.correct), (Accept::Always, 0));
+        let dmd = options("direction=\"dmd\", full=11").expect("a table");
+        assert_eq!(dmd.direction, Direction::Dmd { window: 8 });
         let whole = options("direction=\"difference\", full=7").expect("a table");
         assert_eq!(whole.direction, Direction::Difference { window: 7 });
     }
@@ -244,6 +251,8 @@ mod tests {
             ("direction=\"average\", controller=\"constant\", jumps=3", "growth and jumps"),
             ("direction=\"average\", full=0", "full is 0"),
             ("direction=\"average\", window=21", "window is 21"),
+            ("direction=\"dmd\", window=6", "multiple of 4"),
+            ("direction=\"dmd\", full=3", "window is 4"),
             ("direction=\"average\", warm-up=990", "take 1015 steps"),
             ("direction=\"average\", tau=nan", "tau is NaN"),
             ("direction=\"average\", probe-batches=0", "nonzero"),

@@ -3,13 +3,15 @@
 
 use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
+use super::modes::{Gram, INTERVALS, factors};
 use super::rssm::Rssm;
-use super::{Accept, Controller, PredictOptions};
+use super::{Accept, Controller, Direction, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::optimizer::names;
 use crate::{
     Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
 };
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use storm_device::PlanDevice;
 use storm_graph::random::{Seed, Stream};
@@ -38,7 +40,7 @@ pub fn predict_bytes(
     let undo = undo_tensors(&weights, &state, predict.accept);
     let mut bytes = snapshot_bytes(&undo) + snapshot_bytes(&reference_tensors(&weights, &state));
     if predict.direction.has_state() {
-        bytes += snapshot_bytes(&direction_tensors(&weights));
+        bytes += snapshot_bytes(&direction_tensors(&weights, predict.direction));
     }
     bytes += snapshot_bytes(&controller_tensors(&predict.controller));
     if matches!(predict.controller, Controller::Rssm { .. }) {
@@ -120,14 +122,26 @@ fn reference_tensors(weights: &[Weight], state: &[StateTensor]) -> Vec<StateTens
     weights.iter().map(|weight| by_name[weight.value().as_str()].clone()).collect()
 }
 
-fn direction_tensors(weights: &[Weight]) -> Vec<StateTensor> {
+/// What a direction keeps: an f32 number for each weight, and then copies of all weights.
+fn direction_tensors(weights: &[Weight], direction: Direction) -> Vec<StateTensor> {
+    let copies = (1..=direction.copies_at().len()).flat_map(|number| {
+        weights.iter().map(move |weight| StateTensor {
+            name: format!("{}.{number}", weight.parameter),
+            shape: [weight.elements].into(),
+            dtype: match weight.form {
+                Form::F32 | Form::Bf16AndMaster => DType::F32,
+                Form::Bf16 => DType::BF16,
+            },
+            part: StatePart::Direction,
+        })
+    });
     let tensor = |weight: &Weight| StateTensor {
         name: weight.parameter.clone(),
         shape: [weight.elements].into(),
         dtype: DType::F32,
         part: StatePart::Direction,
     };
-    weights.iter().map(tensor).collect()
+    weights.iter().map(tensor).chain(copies).collect()
 }
 
 /// The state of a controller that learns.
@@ -186,7 +200,7 @@ impl Copies {
             weights.iter().map(|weight| positions[weight.parameter.as_str()]).collect();
         let reference = Snapshot::of(trainer, reference_tensors(&weights, undo.tensors()))?;
         let state = match options.direction.has_state() {
-            true => Some(Snapshot::of(trainer, direction_tensors(&weights))?),
+            true => Some(Snapshot::of(trainer, direction_tensors(&weights, options.direction))?),
             false => None,
         };
         let controller = match controller_tensors(&options.controller) {
@@ -244,6 +258,86 @@ impl Copies {
         for (at, value) in state.bytes_mut(index).chunks_exact_mut(size_of::<f32>()).enumerate() {
             let step = form.read(now, at) - form.read(before, at);
             value.copy_from_slice(&(momentum * f32_at(value, 0) + step).to_ne_bytes());
+        }
+    }
+
+    /// Copies the weights as they are now, as the direction's copy of this number.
+    pub(super) fn copy_weights<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        number: usize,
+    ) -> Result<(), TrainError> {
+        let Copies { weights, state, .. } = self;
+        let Some(state) = state else { return Ok(()) };
+        for (index, weight) in weights.iter().enumerate() {
+            let at = (1 + number) * weights.len() + index;
+            trainer.read_state(&weight.value(), 0, state.bytes_mut(at))?;
+        }
+        Ok(())
+    }
+
+    /// state ← what the next window adds by the modes of the last, of a weight.
+    pub(super) fn extrapolate(&mut self, index: usize) {
+        /// Elements that a thread looks at together.
+        const CHUNK: usize = 1 << 16;
+        let Copies { weights, base, undo, reference, state: Some(state), .. } = self else {
+            return;
+        };
+        let Weight { form, elements, .. } = weights[index];
+        let factors = {
+            let copy = |number: usize| state.bytes((1 + number) * weights.len() + index);
+            let mut snapshots = vec![reference.bytes(index)];
+            snapshots.extend((0..INTERVALS - 1).map(copy));
+            snapshots.push(undo.bytes(base[index]));
+            let difference = |interval: usize, at: usize| {
+                let [from, to] = [interval, interval + 1].map(|n| form.read(snapshots[n], at));
+                f64::from(to) - f64::from(from)
+            };
+            let parts: Vec<Gram> = (0..elements.div_ceil(CHUNK))
+                .into_par_iter()
+                .map(|chunk| {
+                    let mut gram = Gram::default();
+                    for at in chunk * CHUNK..elements.min((chunk + 1) * CHUNK) {
+                        let x: [f64; INTERVALS] = std::array::from_fn(|n| difference(n, at));
+                        for (row, a) in gram.iter_mut().zip(x) {
+                            row.iter_mut().zip(x).for_each(|(sum, b)| *sum += a * b);
+                        }
+                    }
+                    gram
+                })
+                .collect();
+            // In order, whatever the number of threads.
+            let mut gram = Gram::default();
+            for part in &parts {
+                for (row, more) in gram.iter_mut().zip(part) {
+                    row.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+                }
+            }
+            factors(&gram)
+        };
+        // Σ factor · (later − earlier), by snapshot.
+        let of_snapshot: [f64; INTERVALS + 1] = std::array::from_fn(|n| {
+            let [before, after] = [n.checked_sub(1), Some(n).filter(|&n| n < INTERVALS)];
+            before.map_or(0.0, |n| factors[n]) - after.map_or(0.0, |n| factors[n])
+        });
+        let mut sums = vec![0.0_f64; elements.min(CHUNK)];
+        for first in (0..elements).step_by(CHUNK) {
+            let count = CHUNK.min(elements - first);
+            for (n, factor) in of_snapshot.into_iter().enumerate() {
+                let bytes = match n {
+                    0 => reference.bytes(index),
+                    INTERVALS => undo.bytes(base[index]),
+                    n => state.bytes(n * weights.len() + index),
+                };
+                for (at, sum) in sums[..count].iter_mut().enumerate() {
+                    let term = factor * f64::from(form.read(bytes, first + at));
+                    *sum = if n == 0 { term } else { *sum + term };
+                }
+            }
+            let out = &mut state.bytes_mut(index)[4 * first..4 * (first + count)];
+            for (value, sum) in out.chunks_exact_mut(4).zip(&sums) {
+                value.copy_from_slice(&(*sum as f32).to_ne_bytes());
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Where weights go: a direction from the steps that were made, or a control.
 
+use super::modes::INTERVALS;
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
 /// A direction d of θ + τ·d. A window is a number of steps before the prediction, within its full phase.
@@ -20,6 +21,12 @@ pub enum Direction {
     /// θ(t) − θ(t−window).
     Difference {
         /// Steps between both.
+        window: u64,
+    },
+    /// What the next window would add if the differences of each tensor followed a linear recurrence: dynamic mode
+    /// decomposition.
+    Dmd {
+        /// Steps of a window, a multiple of its intervals.
         window: u64,
     },
     /// What an outer optimizer with Nesterov's momentum adds to these steps: momentum · m, where
@@ -50,6 +57,7 @@ impl Direction {
             Direction::Average { window }
             | Direction::WeightAverage { window }
             | Direction::Difference { window }
+            | Direction::Dmd { window }
             | Direction::Outer { window, .. }
             | Direction::None { window }
             | Direction::Random { window } => window,
@@ -63,6 +71,7 @@ impl Direction {
             Direction::Average { .. } => "average",
             Direction::WeightAverage { .. } => "weight-average",
             Direction::Difference { .. } => "difference",
+            Direction::Dmd { .. } => "dmd",
             Direction::Outer { .. } => "outer",
             Direction::None { .. } => "none",
             Direction::Random { .. } => "random",
@@ -71,7 +80,18 @@ impl Direction {
 
     /// Whether it keeps an f32 number for each weight beside the weights of an earlier step.
     pub(super) fn has_state(&self) -> bool {
-        self.averaged().is_some() || matches!(self, Direction::Outer { .. })
+        self.averaged().is_some() || matches!(self, Direction::Outer { .. } | Direction::Dmd { .. })
+    }
+
+    /// Steps before a prediction after which it copies weights, besides those at the start of the window.
+    pub(super) fn copies_at(&self) -> Vec<u64> {
+        match *self {
+            Direction::Dmd { window } => {
+                let interval = window / INTERVALS as u64;
+                (1..INTERVALS as u64).map(|number| window - number * interval).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// What it takes the mean of after every step of a full phase, if it does.

@@ -1,7 +1,7 @@
 //! Predictive training: between full steps, weights move along the direction in which they went, without a backward
 //! pass. What does not lower the loss on held-out data is undone, bit by bit.
 //!
-//! [`phases`] is the order of phases, [`direction`] where weights go, [`jump`] the arithmetic of θ + τ·d, [`controller`]
+//! [`phases`] is the order of phases, [`direction`] where weights go, [`modes`] one of its rules, [`jump`] the arithmetic of θ + τ·d, [`controller`]
 //! how far, [`rssm`] is the controller that learns, [`updates`] is what it sees of updates, and [`paired`] says whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
 //! [`predictor`] does it with a trainer.
 
@@ -9,6 +9,7 @@ mod controller;
 mod copies;
 mod direction;
 mod jump;
+mod modes;
 mod options;
 mod paired;
 mod phases;

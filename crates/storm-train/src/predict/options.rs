@@ -1,5 +1,6 @@
 //! What a run says of how it predicts, and what of that makes sense.
 
+use super::modes::INTERVALS;
 use super::{Controller, Direction, PhaseLengths};
 use crate::TrainError;
 
@@ -57,6 +58,12 @@ impl PredictOptions {
         if window == 0 || window > full {
             return refuse(format!(
                 "window is {window}; it is at least 1, and at most the {full} steps of a full phase"
+            ));
+        }
+        let intervals = INTERVALS as u64;
+        if matches!(self.direction, Direction::Dmd { .. }) && !window.is_multiple_of(intervals) {
+            return refuse(format!(
+                "window is {window}; for direction = \"dmd\" it is a multiple of {intervals}"
             ));
         }
         let cycle = warm_up.saturating_add(full).saturating_add(correct);
@@ -141,6 +148,10 @@ mod tests {
             ),
             ("window is 9", outer(9, 0.5)),
             ("window is 0", outer(0, 0.5)),
+            (
+                "window is 6; for direction",
+                PredictOptions { direction: Direction::Dmd { window: 6 }, ..good },
+            ),
             ("momentum is 1", outer(8, 1.0)),
             ("momentum is NaN", outer(8, f32::NAN)),
             ("tau is 0", search(0.0, 1.0, 5)),

@@ -296,6 +296,10 @@ impl Predictor {
             }
             prepared = true;
         }
+        if let Some(number) = self.copy_due() {
+            self.copies.copy_weights(trainer, number)?;
+            prepared = true;
+        }
         if prepared {
             let seconds = begun.elapsed().as_secs_f64();
             observer.event(&Event::PredictionPrepared { step: made.step, seconds })?;
@@ -320,6 +324,12 @@ impl Predictor {
             direction if direction.averaged().is_some() => !self.has_reference,
             direction => left == direction.window(),
         }
+    }
+
+    /// The copy of weights that the direction takes here, if there is one.
+    fn copy_due(&self) -> Option<usize> {
+        let left = self.phases.until_prediction().filter(|_| self.has_reference)?;
+        self.options.direction.copies_at().iter().position(|at| *at == left)
     }
 
     /// A step of a correction had a loss or gradient that is not finite: goes back to before the jumps. None in other phases.
@@ -538,6 +548,10 @@ impl Predictor {
         (0..self.copies.weights.len())
             .map(|index| match direction {
                 Direction::LastUpdate | Direction::Difference { .. } => Course::Difference,
+                Direction::Dmd { .. } => {
+                    self.copies.extrapolate(index);
+                    Course::State(1.0)
+                }
                 Direction::Average { window } => Course::State(mean_factor(window, averaged)),
                 Direction::WeightAverage { window } => {
                     Course::ToState(mean_factor(window, averaged))

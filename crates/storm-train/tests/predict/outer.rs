@@ -86,3 +86,65 @@ fn weights_that_are_not_finite_do_not_stay() {
     assert_eq!(heard.jumps[0].1.verdict, Verdict::NotFinite);
     assert_eq!(end.state, whole(&case, 7, None).0.state);
 }
+
+/// The differences of the last four steps by least squares, and what the recurrence adds in the next four; all in f64, from the definition.
+fn modes(weights: &[Vec<f32>; 5]) -> Vec<f64> {
+    let x: Vec<Vec<f64>> = weights
+        .windows(2)
+        .map(|pair| {
+            pair[0].iter().zip(&pair[1]).map(|(a, b)| f64::from(*b) - f64::from(*a)).collect()
+        })
+        .collect();
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    // Gram and Schmidt: x3 in the basis of x0, x1, x2.
+    let mut basis: Vec<(Vec<f64>, [f64; 3])> = Vec::new();
+    let mut c = [0.0; 3];
+    for j in 0..3 {
+        let (mut rest, mut of) = (x[j].clone(), [0.0; 3]);
+        of[j] = 1.0;
+        for _ in 0..2 {
+            for (unit, known) in &basis {
+                let along = dot(&rest, unit);
+                rest.iter_mut().zip(unit).for_each(|(r, u)| *r -= along * u);
+                of.iter_mut().zip(known).for_each(|(o, k)| *o -= along * k);
+            }
+        }
+        let norm = dot(&rest, &rest).sqrt();
+        rest.iter_mut().for_each(|r| *r /= norm);
+        of.iter_mut().for_each(|o| *o /= norm);
+        let along = dot(&x[3], &rest);
+        c.iter_mut().zip(of).for_each(|(c, o)| *c += along * o);
+        basis.push((rest, of));
+    }
+    let mut all = x;
+    let mut sum = vec![0.0; all[0].len()];
+    for n in 4..8 {
+        let next: Vec<f64> =
+            (0..sum.len()).map(|i| (0..3).map(|j| c[j] * all[n - 3 + j][i]).sum()).collect();
+        sum.iter_mut().zip(&next).for_each(|(sum, x)| *sum += x);
+        all.push(next);
+    }
+    sum
+}
+
+#[test]
+fn modes_lead_where_a_recurrence_of_differences_does() {
+    let dmd = Direction::Dmd { window: 4 };
+    let (end, heard) = whole(&F32, 7, Some((always(dmd, 0.5), HeldOut::Alike)));
+    assert_eq!(heard.jumps[0].1.verdict, Verdict::Accepted);
+    let after = [3, 4, 5, 6, 7].map(|steps| plain(&F32, steps));
+    for (tensor, (name, found)) in numbers(end.state).into_iter().enumerate() {
+        let weights: [Vec<f32>; 5] = after.each_ref().map(|state| state[tensor].1.clone());
+        if is_moment(&name) {
+            continue;
+        }
+        let expected = modes(&weights);
+        let largest = expected.iter().fold(0.0, |most: f64, d| most.max(d.abs()));
+        assert!(largest > 1e-3, "{name} moves");
+        for (at, value) in found.iter().enumerate() {
+            let moved = f64::from(*value) - f64::from(weights[4][at]);
+            let error = (moved - 0.5 * expected[at]).abs();
+            assert!(error < 1e-4 * largest, "{name} {at}: {moved}, not half of {}", expected[at]);
+        }
+    }
+}

@@ -179,11 +179,12 @@ pub(crate) fn always(direction: Direction, tau: f32) -> PredictOptions {
     }
 }
 
-pub(crate) const DIRECTIONS: [Direction; 7] = [
+pub(crate) const DIRECTIONS: [Direction; 8] = [
     Direction::LastUpdate,
     Direction::Average { window: 3 },
     Direction::WeightAverage { window: 2 },
     Direction::Difference { window: 4 },
+    Direction::Dmd { window: 4 },
     Direction::Outer { window: 3, momentum: 0.5 },
     Direction::None { window: 2 },
     Direction::Random { window: 2 },

@@ -47,7 +47,7 @@ enum Kind {
 }
 
 /// All of them. Those that predict have the learning rate of the best plain run.
-pub(super) const METHODS: [Method; 11] = [
+pub(super) const METHODS: [Method; 12] = [
     Method {
         name: "null",
         words: "no jump, all costs",
@@ -108,6 +108,13 @@ pub(super) const METHODS: [Method; 11] = [
         name: "line-search",
         words: "predictions while the loss falls",
         section: "direction=\"difference\", tau=0.1, growth=2, jumps=6",
+        phases: Kind::Measured,
+        more: &[],
+    },
+    Method {
+        name: "dmd",
+        words: "the same to where the modes of the last window lead",
+        section: "direction=\"dmd\", tau=0.1, growth=2, jumps=6",
         phases: Kind::Measured,
         more: &[],
     },
