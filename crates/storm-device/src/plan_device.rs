@@ -123,8 +123,26 @@ pub trait PlanDevice: Sized {
         layer: u16,
     ) -> Result<(), DeviceError>;
 
-    /// Bytes held for the plan; constant after [`PlanDevice::commit`].
+    /// Bytes held for the plan, but for what [`PlanDevice::release_idle`] gave back; constant after [`PlanDevice::commit`].
     fn memory_taken(&self) -> PerTier<usize>;
+
+    /// Gives back the device memory that neither persistent tensors nor evaluations use, on empty queues. Until it is reclaimed, only
+    /// evaluations are issued, and only persistent tensors are read and written. Returns how much that is; a device that cannot do it
+    /// keeps everything.
+    ///
+    /// # Errors
+    /// Of anything that was issued, or from the system or the driver.
+    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+        Ok(0)
+    }
+
+    /// Takes back what was released, as zeros.
+    ///
+    /// # Errors
+    /// The memory is no longer there. Persistent tensors are whole.
+    fn reclaim_idle(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// How the disk tier is accessed; none if the plan or the device has none.
     fn disk_path(&self) -> Option<ScratchPath> {

@@ -12,6 +12,7 @@ mod error;
 mod estimate;
 mod graph_memory;
 mod holdings;
+mod idle;
 mod lower;
 mod pack;
 mod per;

@@ -571,6 +571,23 @@ impl<D: PlanDevice> Trainer<D> {
         self.instances.iter().map(|instance| instance.name.as_str())
     }
 
+    /// Gives back device memory that evaluations and persistent tensors do not use, until the next step; says how much.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn release_idle(&mut self) -> Result<u64, TrainError> {
+        self.flush()?;
+        Ok(self.planned.release_idle()?)
+    }
+
+    /// Takes back what was released.
+    ///
+    /// # Errors
+    /// The memory is no longer there; parameters and state are whole.
+    pub fn reclaim_idle(&mut self) -> Result<(), TrainError> {
+        Ok(self.planned.reclaim_idle()?)
+    }
+
     /// Waits until everything is done, for those who measure time.
     ///
     /// # Errors

@@ -213,6 +213,11 @@ pub(crate) trait Trains: PlanDevice {
         before: Option<Self>,
         crew: Option<&Crew>,
     ) -> Self::Options;
+
+    /// The same for a run that gives memory back between steps. A CPU can always do that.
+    fn releasing(options: Self::Options) -> Self::Options {
+        options
+    }
 }
 
 impl Trains for CpuPlanDevice {
@@ -257,5 +262,9 @@ impl Trains for CudaPlanDevice {
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
         }
+    }
+
+    fn releasing(options: CudaPlanOptions) -> CudaPlanOptions {
+        CudaPlanOptions { releases_idle: true, ..options }
     }
 }

@@ -140,7 +140,12 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
         let run_seconds = plan.predicted_seconds() * self.steps as f64;
         let disk = DiskTier::options(self.disk);
         let tune_seconds = tuning::seconds(run_seconds);
-        D::options(self.cpu, budget, disk, tune_seconds, before, self.crew)
+        let options = D::options(self.cpu, budget, disk, tune_seconds, before, self.crew);
+        // Predictions that measure losses give back what they do not need.
+        match self.settings.predict.as_ref().is_some_and(|predict| predict.held_out_batches() > 0) {
+            true => D::releasing(options),
+            false => options,
+        }
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {

@@ -39,10 +39,11 @@ pub(super) fn predicted(step: u64, prediction: &Prediction) -> String {
 }
 
 pub(super) fn predicted_object(step: u64, prediction: &Prediction) -> Value {
-    let Prediction { accepted, made, tau, loss_before, loss, seconds } = prediction;
+    let Prediction { accepted, made, tau, loss_before, loss, seconds, device_bytes } = prediction;
     json!({
         "event": "predicted", "step": step, "accepted": accepted, "made": made, "tau": tau,
         "loss_before": loss_before, "loss": loss, "seconds": seconds,
+        "device_bytes": device_bytes,
     })
 }
 

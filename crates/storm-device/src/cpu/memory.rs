@@ -2,7 +2,9 @@ use crate::placed::View;
 use crate::{DeviceError, MemoryRefused, Scalar};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
+use storm_host::{absent_bytes, release_pages, restore_pages};
 use storm_plan::Tier;
 
 /// One zeroed block, aligned to 2 MiB for huge pages if it is that large.
@@ -81,6 +83,54 @@ impl Memory {
         Ok(unsafe {
             std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), elements)
         })
+    }
+
+    /// Gives the pages of some bytes back to the system.
+    ///
+    /// # Safety
+    /// Nothing uses these bytes until they are restored, and they are in bounds.
+    pub(super) unsafe fn release(&self, idle: &[Range<usize>]) -> Result<(), DeviceError> {
+        for range in idle {
+            let start = self.address("idle memory", range.start, range.len())?;
+            // SAFETY: a part of this block that nothing uses. If the system refuses, the pages simply stay.
+            let _ = unsafe { release_pages(start, range.len()) };
+        }
+        Ok(())
+    }
+
+    /// How much of some bytes the system does not have in memory now.
+    pub(super) fn absent(&self, idle: &[Range<usize>]) -> usize {
+        let absent = |range: &Range<usize>| {
+            let start = self.address("idle memory", range.start, range.len()).ok()?;
+            absent_bytes(start, range.len()).ok()
+        };
+        idle.iter().filter_map(absent).sum()
+    }
+
+    /// Makes released bytes present again, as zeros.
+    ///
+    /// # Safety
+    /// As [`Memory::release`].
+    pub(super) unsafe fn restore(
+        &self,
+        tier: Tier,
+        idle: &[Range<usize>],
+    ) -> Result<(), DeviceError> {
+        for range in idle {
+            let start = self.address("idle memory", range.start, range.len())?;
+            // SAFETY: a part of this block that was released.
+            unsafe { restore_pages(start, range.len()) }.map_err(|refused| MemoryRefused {
+                tier,
+                wanted_bytes: refused.wanted_bytes as u64,
+                available_bytes: refused.limit.available_bytes(),
+                reason: format!(
+                    "it was released between steps and is taken by others now ({}); resume from the last checkpoint when there is \
+                     enough",
+                    refused.limit
+                ),
+            })?;
+        }
+        Ok(())
     }
 
     /// Access for the kernels of one instruction.

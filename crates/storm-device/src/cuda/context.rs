@@ -2,12 +2,14 @@
 
 use super::memory::{Counted, MemoryInUse, MemoryMeter};
 use super::part::Part;
+use super::parts::Parts;
 use super::power::PowerReading;
 use super::refused::out_of_memory;
 use super::{CudaError, libraries};
 use crate::DeviceError;
 use cudarc::driver::{result, sys};
 use std::ffi::{CString, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What the kernels may assume about the card.
@@ -131,13 +133,38 @@ impl Context {
     pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Allocation, CudaError> {
         // SAFETY: `drop` frees it.
         match unsafe { result::malloc_sync(bytes.max(1)) } {
-            Ok(start) => Ok(Allocation { context: Arc::clone(self), start, bytes }),
-            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let (free_bytes, total_bytes) = self.memory_info()?;
+            Ok(start) => Ok(Allocation { context: Arc::clone(self), start, bytes, parts: None }),
+            Err(error) => Err(self.refused(bytes, CudaError::driver("allocating")(error))),
+        }
+    }
+
+    /// Memory that can be given back where it is idle now and then.
+    pub(super) fn allocate_in_parts(
+        self: &Arc<Self>,
+        bytes: usize,
+        idle: &[Range<usize>],
+    ) -> Result<Allocation, CudaError> {
+        let parts = Parts::new(self, bytes, idle).map_err(|error| self.refused(bytes, error))?;
+        let start = parts.start();
+        Ok(Allocation { context: Arc::clone(self), start, bytes, parts: Some(parts) })
+    }
+
+    /// Its number on this machine.
+    pub(super) fn ordinal(&self) -> i32 {
+        self.device
+    }
+
+    /// The error for memory that could not be allocated, with who has it.
+    fn refused(&self, bytes: usize, error: CudaError) -> CudaError {
+        let CudaError::Driver { code: sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, .. } = error else {
+            return error;
+        };
+        match self.memory_info() {
+            Ok((free_bytes, total_bytes)) => {
                 let holders = self.meter.other_holders();
-                Err(out_of_memory(bytes, free_bytes, total_bytes, &holders).into())
+                out_of_memory(bytes, free_bytes, total_bytes, &holders).into()
             }
-            Err(error) => Err(CudaError::driver("allocating")(error)),
+            Err(error) => error,
         }
     }
 }
@@ -229,6 +256,8 @@ pub(super) struct Allocation {
     context: Arc<Context>,
     start: sys::CUdeviceptr,
     bytes: usize,
+    /// None if it is one piece that stays.
+    parts: Option<Parts>,
 }
 
 impl Allocation {
@@ -238,6 +267,22 @@ impl Allocation {
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Gives back what is idle, on an idle card; says how much that is.
+    pub(super) fn give_back(&mut self) -> Result<u64, CudaError> {
+        let Some(parts) = &mut self.parts else { return Ok(0) };
+        let before = parts.present_bytes();
+        parts.give_back()?;
+        Ok((before - parts.present_bytes()) as u64)
+    }
+
+    /// Takes back what was given back.
+    pub(super) fn take_back(&mut self) -> Result<(), CudaError> {
+        let Allocation { context, bytes, parts, .. } = self;
+        let Some(parts) = parts else { return Ok(()) };
+        let missing = bytes.saturating_sub(parts.present_bytes());
+        parts.take().map_err(|error| context.refused(missing, error))
     }
 
     /// Queues zeroing all of it.
@@ -257,8 +302,11 @@ impl Drop for Allocation {
         // Everything that still runs on this memory must finish first.
         let _ = self.context.make_current();
         let _ = result::ctx::synchronize();
-        // SAFETY: allocated in `allocate`, freed once.
-        let _ = unsafe { result::free_sync(self.start) };
+        match self.parts.take() {
+            Some(parts) => drop(parts),
+            // SAFETY: allocated in `allocate`, freed once.
+            None => drop(unsafe { result::free_sync(self.start) }),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod libraries;
 mod memory;
 mod modules;
 mod part;
+mod parts;
 mod pinned;
 mod plan;
 mod plan_device;

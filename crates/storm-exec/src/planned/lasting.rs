@@ -197,6 +197,7 @@ impl<D: PlanDevice> Planned<D> {
         layer: u16,
         given: &[(&str, &[u8])],
     ) -> Result<(), ExecError> {
+        self.reclaim_idle()?;
         let plan = Arc::clone(&self.plan);
         let target = &plan.lasting[self.find(name)?];
         let wanted = graph.nodes().last().expect("a graph with a node").outputs[0];

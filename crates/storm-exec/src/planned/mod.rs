@@ -57,6 +57,8 @@ pub struct Planned<D> {
     unread: Vec<(usize, usize)>,
     /// Room for the largest result.
     staging: Vec<u8>,
+    /// Whether idle device memory was released.
+    is_released: bool,
 }
 
 impl<D: PlanDevice> Planned<D> {
@@ -91,6 +93,7 @@ impl<D: PlanDevice> Planned<D> {
             evaluation: Exchange::of_whole(&plan, plan.evaluation.as_slice()),
             unread: Vec::with_capacity(unread),
             staging: vec![0; largest.unwrap_or(0)],
+            is_released: false,
             device,
             by_name,
             sharded,
@@ -127,6 +130,7 @@ impl<D: PlanDevice> Planned<D> {
     /// # Errors
     /// From the device or the feed.
     pub fn step<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
+        self.reclaim_idle()?;
         let plan = Arc::clone(&self.plan);
         // Left over from a step that failed.
         self.unread.clear();
@@ -154,6 +158,7 @@ impl<D: PlanDevice> Planned<D> {
     pub fn flush<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
         let plan = Arc::clone(&self.plan);
         let Some(segment) = plan.flush else { return Ok(()) };
+        self.reclaim_idle()?;
         for &input in &self.flush.inputs {
             write_input(&mut self.device, &plan, feed, input, None)?;
         }
@@ -213,6 +218,28 @@ impl<D: PlanDevice> Planned<D> {
             let micro_batch = Some(first + offset);
             let staging = &mut self.staging;
             read_result(&mut self.device, &self.plan, feed, result, micro_batch, staging)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back device memory that evaluations and persistent tensors do not use, until the next step; says how much.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn release_idle(&mut self) -> Result<u64, ExecError> {
+        let bytes = self.device.release_idle()?;
+        self.is_released = true;
+        Ok(bytes)
+    }
+
+    /// Takes back what was released. Steps do that by themselves.
+    ///
+    /// # Errors
+    /// The memory is no longer there; persistent tensors are whole.
+    pub fn reclaim_idle(&mut self) -> Result<(), ExecError> {
+        if self.is_released {
+            self.device.reclaim_idle()?;
+            self.is_released = false;
         }
         Ok(())
     }

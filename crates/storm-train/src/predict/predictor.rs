@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
 use storm_device::PlanDevice;
+use storm_exec::ExecError;
 
 /// What became of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +85,9 @@ pub struct Prediction {
     pub loss: f64,
     /// It took, copies and losses included.
     pub seconds: f64,
+    /// Most device memory of the process that was seen while losses were measured; 0 if none were.
+    #[serde(default)]
+    pub device_bytes: u64,
 }
 
 /// What a correction came to.
@@ -146,6 +150,8 @@ pub(crate) struct Predictor {
     start: Option<Point>,
     undo: Option<Undo>,
     work: Work,
+    /// Most device memory that was seen in this prediction.
+    device_bytes: u64,
 }
 
 /// What losses are measured on.
@@ -204,6 +210,7 @@ impl Predictor {
             start: None,
             undo: None,
             work: Work::default(),
+            device_bytes: 0,
         })
     }
 
@@ -443,7 +450,11 @@ impl Predictor {
         }
         let chosen: Option<Chosen> = chosen.flatten();
         self.copies.undo.take(trainer)?;
+        if self.held_out.is_some() {
+            trainer.release_idle()?;
+        }
         let before = self.measured(trainer)?;
+        self.see_memory(trainer)?;
         let courses = self.courses();
         let mut measured = self.probed(trainer)?;
         let loss_before = loss_of(measured.as_ref());
@@ -452,6 +463,7 @@ impl Predictor {
         while let Some(tau) = self.options.controller.next(accepted, of_chosen) {
             let distance = self.write_weights(trainer, &courses, total + tau, total)?;
             let now = self.probed(trainer)?;
+            self.see_memory(trainer)?;
             let change = match (&self.held_out, &measured, &now) {
                 (Some(held_out), Some(before), Some(now)) => {
                     Some(held_out.probe.change(before, now))
@@ -493,6 +505,7 @@ impl Predictor {
             measured = now;
             accepted += 1;
         }
+        trainer.reclaim_idle()?;
         self.has_reference = false;
         match before {
             Some(before) if accepted > 0 => {
@@ -509,6 +522,7 @@ impl Predictor {
             loss_before,
             loss: loss_of(measured.as_ref()),
             seconds: begun.elapsed().as_secs_f64(),
+            device_bytes: std::mem::take(&mut self.device_bytes),
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
     }
@@ -529,8 +543,18 @@ impl Predictor {
             loss_before: f64::NAN,
             loss: f64::NAN,
             seconds: begun.elapsed().as_secs_f64(),
+            device_bytes: 0,
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// Looks at the device memory of a prediction, if losses are measured in it.
+    fn see_memory<D: PlanDevice>(&mut self, trainer: &Trainer<D>) -> Result<(), TrainError> {
+        if self.held_out.is_some() {
+            let in_use = trainer.device().memory_in_use_bytes().map_err(ExecError::from)?;
+            self.device_bytes = self.device_bytes.max(in_use);
+        }
+        Ok(())
     }
 
     /// The losses that jumps are chosen by; none if they are not measured.

@@ -298,6 +298,7 @@ mod tests {
             loss_before: 2.5,
             loss: 2.25,
             seconds: 4.0,
+            device_bytes: 77,
         };
         // Written as null.
         let judgement = Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
@@ -347,6 +348,7 @@ mod tests {
             assert_eq!(predictions.updates(ParameterGroup::Mlp), None);
             let seconds = Phase::ALL.map(|phase| predictions.of(phase).seconds);
             assert_eq!(seconds, [0.0, 1.25, 4.0, 0.5]);
+            assert_eq!(predictions.of(Phase::Predict).device_bytes_peak, 77);
             let sample = history.sample().expect("a sample");
             for text in [&sample.prompt, &sample.text] {
                 let kept = text.strip_suffix('…').expect("it was cut");

@@ -134,7 +134,9 @@ impl Sink for Predictions {
                 self.predicted.push((step, prediction));
                 self.accepted += u64::from(prediction.accepted);
                 self.refused += u64::from(prediction.made.saturating_sub(prediction.accepted));
-                self.phases[index(Phase::Predict)].seconds += prediction.seconds;
+                let totals = &mut self.phases[index(Phase::Predict)];
+                totals.seconds += prediction.seconds;
+                totals.device_bytes_peak = totals.device_bytes_peak.max(prediction.device_bytes);
             }
             Event::PredictionJudged { judgement, .. } => {
                 match judgement.kept {

@@ -17,5 +17,6 @@ mod random_plans;
 mod rank_mutants;
 mod ranks;
 mod refused;
+mod released;
 mod stages;
 mod support;

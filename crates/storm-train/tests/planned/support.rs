@@ -71,7 +71,7 @@ pub(crate) struct Fingerprint {
     pub(crate) tensors: Vec<(String, u64)>,
 }
 
-fn learning_rate(step: usize) -> f32 {
+pub(crate) fn learning_rate(step: usize) -> f32 {
     0.01 / (1.0 + step as f32)
 }
 
@@ -194,6 +194,9 @@ fn run<D: PlanDevice>(
                 trainer.flush().expect("a flush");
             }
             if step == flush_at / 2 {
+                if !flush_at.is_multiple_of(3) {
+                    trainer.release_idle().expect("memory that is not needed");
+                }
                 evaluated = Some(trainer.evaluate(&batches).expect("an evaluation").loss);
             }
             let report = trainer.step(&batches, learning_rate(step)).expect("a step");

@@ -2,8 +2,10 @@
 
 use crate::support::{
     DIRECTIONS, F32, HeldOut, always, cases, predict, run, run_options, tiny, train_options,
+    trainer, whole,
 };
 use storm_host::allocation::peak_bytes;
+use storm_plan::Tier;
 use storm_train::{
     AnyBatch, BatchSource, Controller, Direction, PhaseLengths, PredictOptions, RunOptions, Stop,
     predict_bytes,
@@ -74,4 +76,20 @@ impl storm_train::Observer for Count {
         }
         Ok(())
     }
+}
+
+/// Measured while losses are: what a step works in is given back.
+#[test]
+fn predictions_take_less_device_memory_than_steps() {
+    let plan_bytes = trainer(&F32).plan().bytes[Tier::DEVICE] as u64;
+    let options = predict(Direction::LastUpdate);
+    let (_, heard) = whole(&F32, 24, Some((options, HeldOut::Alike)));
+    assert!(heard.predictions.len() > 1);
+    for (step, prediction) in &heard.predictions {
+        let bytes = prediction.device_bytes;
+        assert!(bytes > 0 && bytes < plan_bytes, "step {step}: {bytes} of {plan_bytes}");
+    }
+    // Nothing is measured, so nothing is released.
+    let (_, heard) = whole(&F32, 24, Some((always(Direction::LastUpdate, 1.0), HeldOut::Alike)));
+    assert!(heard.predictions.iter().all(|(_, prediction)| prediction.device_bytes == 0));
 }

@@ -18,10 +18,11 @@ use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Trace};
 use crate::tickets::Tickets;
-use crate::{Device, DeviceError, PlanDevice, Supply};
+use crate::{Device, DeviceError, MemoryRefused, PlanDevice, Supply};
 use board::Board;
 pub use options::{CpuPlanOptions, Fault, FaultKind};
 use program::Program;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -38,6 +39,9 @@ pub struct CpuPlanDevice {
     tickets: Tickets,
     sequence: Sequence,
     threads: Vec<JoinHandle<()>>,
+    /// Device memory that was released; empty if none is.
+    released: Vec<Range<usize>>,
+    refuses_reclaim: bool,
 }
 
 impl CpuPlanDevice {
@@ -87,7 +91,10 @@ impl PlanDevice for CpuPlanDevice {
         let workers: Vec<_> = plan.queues().map(|queue| (queue, worker(queue))).collect();
 
         let threads = Vec::new();
-        let mut device = CpuPlanDevice { program, tickets, sequence, threads };
+        let released = Vec::new();
+        let refuses_reclaim = options.refuses_reclaim;
+        let mut device =
+            CpuPlanDevice { program, tickets, sequence, threads, released, refuses_reclaim };
         // From here on, dropping the device ends the threads that were started.
         let mut pool = Some(pool);
         for (queue, worker) in workers {
@@ -228,6 +235,43 @@ impl PlanDevice for CpuPlanDevice {
             Some(disk) => taken.with(Tier::DISK, disk.bytes()),
             None => taken,
         }
+    }
+
+    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+        self.reclaim_idle()?;
+        let idle = self.program.plan.idle_in_evaluation();
+        let memory = self.quiet_memory(Tier::DEVICE)?;
+        // SAFETY: the queues are empty, and what they are given until the memory is restored does not use it.
+        unsafe { memory.release(&idle)? };
+        let released = memory.absent(&idle) as u64;
+        self.released = idle;
+        Ok(released)
+    }
+
+    fn reclaim_idle(&mut self) -> Result<(), DeviceError> {
+        if self.released.is_empty() {
+            return Ok(());
+        }
+        self.synchronize()?;
+        let memory = &self.program.memory[Tier::DEVICE];
+        if self.refuses_reclaim {
+            return Err(MemoryRefused {
+                tier: Tier::DEVICE,
+                wanted_bytes: memory.absent(&self.released) as u64,
+                available_bytes: None,
+                reason: "it is refused on purpose".to_owned(),
+            }
+            .into());
+        }
+        // SAFETY: it was released, and the queues are empty.
+        unsafe { memory.restore(Tier::DEVICE, &self.released)? };
+        self.released.clear();
+        Ok(())
+    }
+
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        let memory = &self.program.memory[Tier::DEVICE];
+        Ok((memory.capacity_bytes() - memory.absent(&self.released)) as u64)
     }
 
     fn disk_path(&self) -> Option<ScratchPath> {

@@ -16,6 +16,8 @@ pub struct CpuPlanOptions {
     pub chaos_seed: Option<u64>,
     /// Make an instruction fail.
     pub fault: Option<Fault>,
+    /// Refuse to take back memory that was released, as if others had taken it.
+    pub refuses_reclaim: bool,
     /// Where the disk tier is. If none, a block of memory stands for it.
     pub disk: Option<DiskOptions>,
     /// How products of bf16 operands are summed.
@@ -32,6 +34,7 @@ impl Default for CpuPlanOptions {
             trace: false,
             chaos_seed: None,
             fault: None,
+            refuses_reclaim: false,
             disk: None,
             products: Bf16Products::Fma,
             ranks: None,

@@ -322,7 +322,13 @@ impl PlanDevice for CudaPlanDevice {
         };
         tools.context.make_current()?;
         let ranks = options.ranks.take();
-        let mut program = Program::new(&plan, &tools, options.copy_slowdown, ranks.clone())?;
+        let mut program = Program::new(
+            &plan,
+            &tools,
+            options.copy_slowdown,
+            ranks.clone(),
+            options.releases_idle,
+        )?;
         let mut progress = options.progress.take().unwrap_or_else(|| Box::new(|_| {}));
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
         let mut queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
@@ -579,6 +585,16 @@ impl PlanDevice for CudaPlanDevice {
         }
         // New code uses card memory.
         if kernels.module_count() > modules { self.check_budget() } else { Ok(()) }
+    }
+
+    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+        self.synchronize()?;
+        Ok(self.program.memory_mut().give_back()?)
+    }
+
+    fn reclaim_idle(&mut self) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        Ok(self.program.memory_mut().take_back()?)
     }
 
     fn memory_taken(&self) -> PerTier<usize> {

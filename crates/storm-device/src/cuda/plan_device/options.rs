@@ -31,6 +31,8 @@ pub struct CudaPlanOptions {
     pub disk: Option<DiskOptions>,
     /// The other ranks; a plan for several of them needs it.
     pub ranks: Option<Arc<CudaRanks>>,
+    /// Take device memory so that what evaluations do not use can be given back between steps.
+    pub releases_idle: bool,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
@@ -82,6 +84,7 @@ impl Default for CudaPlanOptions {
             graphs: GraphUse::WhereShort,
             disk: None,
             ranks: None,
+            releases_idle: false,
             progress: None,
             kept: None,
         }
@@ -102,6 +105,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("graphs", &self.graphs)
             .field("disk", &self.disk)
             .field("ranks", &self.ranks)
+            .field("releases_idle", &self.releases_idle)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }

@@ -48,6 +48,7 @@ impl Program {
         tools: &Tools,
         copy_slowdown: f64,
         ranks: Option<Arc<CudaRanks>>,
+        releases_idle: bool,
     ) -> Result<Program, DeviceError> {
         let place = ranks.as_ref().map(|ranks| ranks.place());
         let is_planned =
@@ -55,7 +56,11 @@ impl Program {
         if plan.rank.is_shared() && !place.is_some_and(is_planned) {
             return Err(DeviceError::NoRanks);
         }
-        let memory = tools.context.allocate(plan.bytes[Tier::DEVICE])?;
+        let bytes = plan.bytes[Tier::DEVICE];
+        let memory = match releases_idle {
+            true => tools.context.allocate_in_parts(bytes, &plan.idle_in_evaluation())?,
+            false => tools.context.allocate(bytes)?,
+        };
         let work = Vec::with_capacity(plan.instructions.len());
         let copy_slowdown = copy_slowdown.max(1.0);
         let actions = Vec::new();
@@ -127,6 +132,10 @@ impl Program {
     /// The block.
     pub(super) fn memory(&self) -> &Allocation {
         &self.memory
+    }
+
+    pub(super) fn memory_mut(&mut self) -> &mut Allocation {
+        &mut self.memory
     }
 
     /// Queues an instruction; `what` names it in an error.
