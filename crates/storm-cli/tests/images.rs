@@ -205,10 +205,11 @@ fn pictures_are_normalized_by_their_own_statistics() {
         write_png(&folder.join(format!("own/{class}/{number}.png")), side, colour);
     }
     let unpacked = storm(folder, &["train", "pictures.toml", "--name", "own", "--data", "own"]);
-    assert_eq!(unpacked.status.code(), Some(2), "{unpacked:?}");
+    assert_eq!(unpacked.status.code(), Some(4), "{unpacked:?}");
     let problem = String::from_utf8_lossy(&unpacked.stderr).into_owned();
+    assert!(problem.contains("give --size 8x8 to resize all that differ"), "{problem}");
     assert!(problem.contains("storm data pack own --out DATASET"), "{problem}");
-    assert!(!folder.join("runs/own").exists());
+    assert!(!folder.join("runs/own/data").exists());
     let pack = ["data", "pack", "own", "--size", "8", "--held-out", "0.34", "--out", "packed"];
     succeeded(&storm(folder, &pack));
     let train = |name: &str, data: &str| {
@@ -255,6 +256,46 @@ fn pictures_are_normalized_by_their_own_statistics() {
     let (printed, config) = train("old", "packed");
     assert!(printed.contains("because the dataset has none of its own"), "{printed}");
     assert_eq!(config["mean"], published);
+}
+
+#[test]
+fn pictures_are_packed_on_first_use() {
+    let place = place();
+    let folder = place.path();
+    let train = |name: &str, flags: &[&str]| {
+        storm(folder, &[&["train", "pictures.toml", "--name", name], flags].concat())
+    };
+    succeeded(&train("packed", &["--steps", "4"]));
+    let printed = succeeded(&train("raw", &["--steps", "2", "--data", "cifar"]));
+    assert!(printed.contains("packed 80 pictures into runs/raw/data"), "{printed}");
+    assert!(printed.contains("20 of them held out: the test part"), "{printed}");
+    // What was packed is enough to resume.
+    fs::rename(folder.join("cifar"), folder.join("elsewhere")).expect("renamed");
+    succeeded(&train("raw", &["--steps", "4", "--data", "cifar", "--resume"]));
+    assert!(checkpoint(folder, "raw") == checkpoint(folder, "packed"), "the same bits");
+    let evaluated = succeeded(&storm(folder, &["eval", "runs/raw"]));
+    assert!(evaluated.contains("of 20 held-out images"), "{evaluated}");
+
+    let raw = ["--steps", "1", "--data", "elsewhere"];
+    let printed = succeeded(&train("dry", &[&raw[..], &["--dry-run"]].concat()));
+    assert!(printed.contains("60 images; 20 images held out"), "{printed}");
+    assert!(!folder.join("runs/dry").exists());
+    let held = train("held", &[&raw[..], &["--held-out", "0.1"]].concat());
+    refused(&held, "held-out is for data without a part for evaluation");
+    refused(&train("text", &[&raw[..], &["--model", "gpt2"]].concat()), "gpt2 reads text");
+    assert!(!folder.join("runs/held").exists() && !folder.join("runs/text").exists());
+
+    // Without a test part, a share is held out.
+    for number in 0..20u8 {
+        let class = ["day", "night"][usize::from(number % 2)];
+        let colour = [200 * (number % 2), 100, 10 * number];
+        write_png(&folder.join(format!("own/{class}/{number}.png")), 8, colour);
+    }
+    let own = ["--steps", "1", "--data", "own", "--crop", "0", "--accumulate", "1"];
+    let printed = succeeded(&train("own", &[&own[..], &["--held-out", "0.2"]].concat()));
+    assert!(printed.contains("packed 20 pictures into runs/own/data"), "{printed}");
+    assert!(printed.contains("4 of them held out: held-out = 0.2"), "{printed}");
+    assert!(printed.contains("the statistics of the training part"), "{printed}");
 }
 
 #[test]

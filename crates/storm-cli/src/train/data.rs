@@ -5,6 +5,7 @@ use super::model::Model;
 use super::normalization::Normalization;
 use super::options::{Given, Settings};
 use super::output::Style;
+use super::packing::{Pictures, pack_text};
 use super::values::OrderArg;
 use crate::UsageError;
 use crate::lengths;
@@ -12,11 +13,10 @@ use crate::model_tokenizer::{self, BYTE_VOCABULARY, OtherTokenizer};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use storm_data::records::{Codec, ColumnType, RecordInput, RecordLoaderOptions, RecordSet};
+use storm_data::records::{Column, ColumnType, RecordLoaderOptions, RecordSet};
 use storm_data::{
-    ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
-    PackOptions, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
-    files_to_pack, pack,
+    DataError, Dataset, Kind, LoaderOptions, Order, Split, Tokenizer, TokenizerSource,
+    files_to_pack,
 };
 use storm_files::open_plain;
 use storm_model::{AnyModel, ImageConfig, Packing};
@@ -68,9 +68,15 @@ impl DataForm {
     /// # Errors
     /// They are not pictures with a class each.
     fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
-        let (shape, classes) = pictures_of(set)?;
+        let (shape, classes) = pictures_of(&set.manifest().columns, set.dir())?;
         let normalization = Normalization::of_records(set.manifest());
         Ok(DataForm::Images { shape, classes, normalization })
+    }
+
+    /// What pictures will be to a model once they are packed.
+    fn of_pictures(pictures: &Pictures, data: &Path) -> Result<DataForm, UsageError> {
+        let (shape, classes) = pictures_of(&pictures.outline.columns, data)?;
+        Ok(DataForm::Images { shape, classes, normalization: Normalization::Unknown })
     }
 
     fn of_dataset(dataset: &Dataset) -> DataForm {
@@ -79,21 +85,27 @@ impl DataForm {
     }
 }
 
-/// The shape of a dataset's pictures, and the number of classes.
+/// The shape of pictures with these columns, and the number of classes.
 ///
 /// # Errors
 /// They are not pictures with a class each.
-pub(crate) fn pictures_of(set: &RecordSet) -> Result<([usize; 3], usize), UsageError> {
-    let images = set.column("images").filter(|column| column.dtype == ColumnType::U8);
+pub(crate) fn pictures_of(
+    columns: &[Column],
+    dir: &Path,
+) -> Result<([usize; 3], usize), UsageError> {
+    let column = |name: &str, dtype: ColumnType| {
+        columns.iter().find(|column| column.name == name && column.dtype == dtype)
+    };
+    let images = column("images", ColumnType::U8);
     let shape = images.and_then(|column| <[usize; 3]>::try_from(column.shape.as_slice()).ok());
-    let targets = set.column("targets").filter(|column| column.dtype == ColumnType::I32);
+    let targets = column("targets", ColumnType::I32);
     let classes = targets.and_then(|column| column.below);
     match (shape, classes) {
         (Some(shape), Some(classes)) => Ok((shape, classes as usize)),
         _ => Err(UsageError(format!(
             "{} has no column `images` of bytes (height, width, channels), or no column `targets` of classes; pack \
              pictures with `storm data pack`",
-            set.dir().display()
+            dir.display()
         ))),
     }
 }
@@ -210,29 +222,28 @@ impl RunData {
 /// What a run is to learn, by looking at names and headers alone.
 pub(super) enum Outline {
     Dataset(Arc<Dataset>),
-    Records(DataForm),
+    /// Pictures, packed or not.
+    Images(DataForm),
     /// Files to be packed.
     Text(Vec<PathBuf>),
 }
 
 impl Outline {
     /// Looks at what is named, for a run in this folder. Refuses what is not there.
-    pub(super) fn new(settings: &Settings, run: &Path, start: Start) -> Result<Outline> {
-        let data = named(settings)?;
+    pub(super) fn new(given: &Given, run: &Path, start: Start) -> Result<Outline> {
+        let settings = given.clone().resolve();
+        let data = named(&settings)?;
         let dataset = dataset_of(data, run);
         let is_packed = start == Start::Resume && dataset.join(MANIFEST).exists();
         if dataset == data || is_packed {
             return Ok(match open(&dataset)? {
                 RunData::Tokens(dataset) => Outline::Dataset(dataset),
-                RunData::Records(_, form) => Outline::Records(form),
+                RunData::Records(_, form) => Outline::Images(form),
             });
         }
-        if RecordInput::recognize(&[data.to_owned()])?.is_some() {
-            return Err(UsageError(format!(
-                "{0} holds pictures, which are packed before a run: storm data pack {0} --out DATASET, then --data DATASET",
-                data.display()
-            ))
-            .into());
+        if let Some(pictures) = Pictures::find(data)? {
+            pictures.check(given)?;
+            return Ok(Outline::Images(DataForm::of_pictures(&pictures, data)?));
         }
         let files = files_to_pack(data)?;
         for file in &files {
@@ -249,7 +260,7 @@ impl Outline {
     pub(super) fn form(&self) -> DataForm {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
-            Outline::Records(form) => form.clone(),
+            Outline::Images(form) => form.clone(),
             Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY, is_packed: false },
         }
     }
@@ -258,7 +269,7 @@ impl Outline {
     pub(super) fn loading_bytes(&self, settings: &Settings) -> u64 {
         match self {
             Outline::Dataset(dataset) => token_bytes(dataset, settings),
-            Outline::Records(form) => loading_bytes_of(form, settings),
+            Outline::Images(form) => loading_bytes_of(form, settings),
             Outline::Text(_) => 0,
         }
     }
@@ -278,7 +289,7 @@ impl Outline {
     pub(super) fn packing(&self) -> Packing {
         match self {
             Outline::Dataset(dataset) => packing(dataset),
-            Outline::Records(..) => Packing::Single,
+            Outline::Images(..) => Packing::Single,
             Outline::Text(files) if files.iter().any(|file| has_records(file)) => Packing::Segments,
             Outline::Text(_) => Packing::Single,
         }
@@ -297,7 +308,8 @@ fn has_records(path: &Path) -> bool {
 
 fn named(settings: &Settings) -> Result<&Path, UsageError> {
     settings.data.as_deref().ok_or_else(|| {
-        let problem = "give data: a dataset that `storm data pack` made, or text";
+        let problem =
+            "give data: a dataset that `storm data pack` made, text, or a folder of pictures";
         UsageError(problem.to_owned())
     })
 }
@@ -307,7 +319,7 @@ pub(super) struct Source<'a> {
     pub(super) model: &'a Model,
     /// The run's folder.
     pub(super) run: &'a Path,
-    /// Where text is packed to, if not into the run's folder.
+    /// Where data is packed to, if not into the run's folder.
     pub(super) scratch: Option<&'a Path>,
     pub(super) start: Start,
     pub(super) other: OtherTokenizer,
@@ -315,17 +327,21 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
-    /// there when it goes on. A tokenizer that is chosen here is written to `given`.
+    /// Opens the dataset. Text and pictures are packed into the run's folder when the run begins, and are read from
+    /// there when it resumes. A tokenizer that is chosen here is written to `given`.
     pub(super) fn open(&self, given: &mut Given) -> Result<RunData> {
         let settings = given.clone().resolve();
         let data = named(&settings)?;
         let mut dataset = dataset_of(data, self.run);
         if dataset != data && (self.start != Start::Resume || !dataset.join(MANIFEST).exists()) {
-            let tokenizer = self.tokenizer(&settings)?;
-            given.tokenizer = Some(tokenizer.to_string());
             dataset = self.scratch.map_or(dataset, |scratch| scratch.join("data"));
-            pack_text(&settings, data, tokenizer, &dataset, self.style)?;
+            if let Some(pictures) = Pictures::find(data)? {
+                pictures.pack(&settings, &dataset, self.style)?;
+            } else {
+                let tokenizer = self.tokenizer(&settings)?;
+                given.tokenizer = Some(tokenizer.to_string());
+                pack_text(&settings, data, tokenizer, &dataset, self.style)?;
+            }
         }
         let data = open(&dataset)?;
         if let (RunData::Tokens(dataset), Some(weights)) = (&data, self.model.of_tokenizer()) {
@@ -444,46 +460,12 @@ fn record_sources(
     Ok((Box::new(train), held.map(|source| Box::new(source) as Box<dyn BatchSource>)))
 }
 
-/// The dataset of a run: `data` itself, or what text is packed to in the run's folder.
+/// The dataset of a run: `data` itself, or what it is packed to in the run's folder.
 pub(super) fn dataset_of(data: &Path, run: &Path) -> PathBuf {
     match data.join(MANIFEST).exists() {
         true => data.to_owned(),
         false => run.join("data"),
     }
-}
-
-fn pack_text(
-    settings: &Settings,
-    data: &Path,
-    tokenizer: TokenizerSource,
-    out: &Path,
-    style: Style,
-) -> Result<()> {
-    style.say(&format!("packing {} …", data.display()));
-    let options = PackOptions {
-        inputs: files_to_pack(data)?,
-        format: InputFormat::ByName,
-        tokenizer,
-        end_of_text: None,
-        chat_template: ChatTemplate::parse(settings.chat_template.as_deref().unwrap_or("model")),
-        special_tokens: SpecialTokens::Parsed,
-        codec: Codec::None,
-        skip_bad: false,
-        worker: crate::data::worker()?,
-        out: out.to_owned(),
-        if_exists: IfExists::Replace,
-        held_out: settings.held_out,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        shard_tokens: SHARD_TOKENS_DEFAULT,
-    };
-    let summary = pack(&options, &|_| {})?;
-    style.say(&format!(
-        "packed {} tokens of {} files into {}",
-        crate::model::grouped(summary.counts.tokens),
-        summary.counts.input_files,
-        out.display()
-    ));
-    Ok(())
 }
 
 /// The tokenizer of a dataset.
@@ -573,9 +555,9 @@ mod tests {
     use super::*;
     use crate::train::values::Size;
     use storm_data::records::{
-        RecordInput, RecordLoader, RecordPackOptions, Synthetic, pack_records,
+        Codec, RecordInput, RecordLoader, RecordPackOptions, Synthetic, pack_records,
     };
-    use storm_data::{SyntheticText, pack_synthetic_text};
+    use storm_data::{IfExists, SyntheticText, pack_synthetic_text};
 
     fn settings(data_ram: u64) -> Settings {
         Settings { data_ram: Size(data_ram), ..Given::default().resolve() }

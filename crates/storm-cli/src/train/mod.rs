@@ -17,6 +17,7 @@ mod model;
 mod normalization;
 mod options;
 mod output;
+mod packing;
 mod pictures;
 mod planned;
 mod predictions;

@@ -142,8 +142,8 @@ fn for_data(
         ))
         .into()),
         (AnyModel::Image(_), DataForm::Tokens { .. }) => Err(UsageError(format!(
-            "{name} reads pictures, and the data is text; give a dataset that `storm data pack` made of pictures, or a \
-             language model"
+            "{name} reads pictures, and the data is text; give a folder of pictures, a dataset of them, or a language \
+             model"
         ))
         .into()),
     }

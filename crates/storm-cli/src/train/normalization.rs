@@ -10,7 +10,7 @@ pub(super) enum Normalization {
     Cifar10,
     /// Statistics of the training part.
     Measured { mean: Vec<f64>, std: Vec<f64> },
-    /// Nothing: the dataset was packed before statistics were kept.
+    /// Nothing: the dataset was packed before statistics were kept, or is not packed yet.
     Unknown,
 }
 

@@ -63,7 +63,8 @@ options! {
         base: BaseArg = BaseArg::Bf16;
     }
     "Data" {
-        /// What to learn: a dataset that `storm data pack` made, or text to pack on first use.
+        /// What to learn: a dataset that `storm data pack` made; or what is packed on first use, text or a folder of
+        /// pictures: the files of CIFAR-10 or MNIST, or PNG and JPEG files with a subfolder for each class.
         data: PathBuf;
         /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json. If not given, the one in
         /// the model's directory; for a preset, `bytes`.
@@ -71,7 +72,7 @@ options! {
         /// For chats that are packed on first use: `model`, the template that came with the tokenizer; `chatml`;
         /// `plain`, a line of `role: message` each; or the path of a Jinja template. If not given, `model`.
         chat_template: String;
-        /// Share of that text that is held out for evaluation.
+        /// Share of data packed on first use that is held out for evaluation, unless it has a test part of its own.
         held_out: f64 = 0.05;
         /// Tokens per sequence, 16777216 at most.
         seq: NonZeroUsize = count!(256);

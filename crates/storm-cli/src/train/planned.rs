@@ -23,7 +23,7 @@ use storm_model::Packing;
 pub(crate) fn request_of_config(path: &Path, flags: Given, drives: u8) -> Result<Request> {
     let given = flags.over(config::read(path)?);
     config::check_values(&given)?;
-    request_of(&given.resolve(), Some(drives))
+    request_of(&given, Some(drives))
 }
 
 /// Refuses a config whose run could not start: all that is checked and planned before data is packed.
@@ -33,7 +33,7 @@ pub(crate) fn check_config(text: &str) -> Result<()> {
     checks::settings(&settings)?;
     let folder = settings.runs.join(settings.name.as_deref().unwrap_or_default());
     check_outline(&given, &folder, None, Start::Fresh, Style::Quiet, None)?;
-    let request = request_of(&settings, None)?;
+    let request = request_of(&given, None)?;
     match request.launch(None).plan() {
         Ok(_) => Ok(()),
         Err(error) => Err(explained(&request, error, false)),
@@ -48,12 +48,13 @@ pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
     Ok(positions.filter(|_| !model.is_fresh))
 }
 
-fn request_of(settings: &Settings, drives: Option<u8>) -> Result<Request> {
+fn request_of(given: &Given, drives: Option<u8>) -> Result<Request> {
+    let settings = &given.clone().resolve();
     let model = model::Outline::new(settings)?;
     let (packing, form, loading) = match &settings.data {
         Some(_) => {
             let run = settings.runs.join(settings.name.as_deref().unwrap_or_default());
-            let data = data::Outline::new(settings, &run, Start::Resume)?;
+            let data = data::Outline::new(given, &run, Start::Resume)?;
             (data.packing(), data.form_when_packed(settings)?, data.loading_bytes(settings))
         }
         None => {

@@ -461,7 +461,7 @@ pub(super) fn check_outline(
     }
     let settings = given.clone().resolve();
     let step = step_size(&settings)?;
-    let data = data::Outline::new(&settings, folder, start)?;
+    let data = data::Outline::new(&given, folder, start)?;
     let kind = device::find(settings.device, style)?;
     let model = model::Outline::new(&settings)?;
     if let Some(crew) = crew {

@@ -40,8 +40,8 @@ pub(crate) use manifest::KIND;
 pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
 pub use pack::{
-    RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Repeated, Synthetic,
-    pack_records, resize_image,
+    RecordInput, RecordOutline, RecordPackOptions, RecordPackProgress, RecordPackSummary, Repeated,
+    Synthetic, pack_records, resize_image,
 };
 pub use rates::RecordRates;
 pub use reading::{Reading, ReadingPath};

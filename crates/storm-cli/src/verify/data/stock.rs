@@ -37,7 +37,7 @@ impl Stock {
     pub(super) fn model(&self, model: &AnyModel) -> Result<AnyModel> {
         Ok(match (self, model.image()) {
             (Stock::Pictures(set), Some(config)) => {
-                let (shape, classes) = pictures_of(set)?;
+                let (shape, classes) = pictures_of(&set.manifest().columns, set.dir())?;
                 AnyModel::from(config.clone().for_images(shape, classes))
             }
             _ => model.clone(),

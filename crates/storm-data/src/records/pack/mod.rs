@@ -120,6 +120,26 @@ pub struct RecordPackOptions {
     pub size: Option<[usize; 2]>,
 }
 
+impl RecordPackOptions {
+    /// Opens the input and says what it holds, without packing it.
+    ///
+    /// # Errors
+    /// Names the file that cannot be packed.
+    pub fn outline(&self) -> Result<RecordOutline, DataError> {
+        let source = self.input.open(self)?;
+        Ok(RecordOutline { columns: source.columns(), has_held_out_part: source.has_parts() })
+    }
+}
+
+/// What is known of an input before it is packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOutline {
+    /// The columns of its records.
+    pub columns: Vec<Column>,
+    /// Whether it comes with a part for evaluation, such as CIFAR-10's test file.
+    pub has_held_out_part: bool,
+}
+
 /// How far [`pack_records`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPackProgress {
