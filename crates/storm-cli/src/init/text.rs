@@ -76,19 +76,19 @@ pub(super) fn config(out: &Path, choices: &Choices, found: &Found) -> String {
         ModelChoice::Weights { name, .. } => {
             text.push_str("# The weights to go on from.\n");
             let _ = writeln!(text, "model = {}\n", quoted(name));
-            "2e-5"
+            train::FURTHER_RATE
         }
         ModelChoice::Preset { name } => {
             text.push_str("# A preset: fresh weights, with the vocabulary of the data.\n");
             let _ = writeln!(text, "model = {}\n", quoted(name));
-            "3e-4"
+            train::FRESH_RATE
         }
         ModelChoice::Small => {
             text.push_str(
                 "# Fresh weights in the shape of a Qwen3 layer, much smaller.\n\
                  model = \"qwen3-0.6b\"\nlayers = 4\nwidth = 128\nheads = 4\nmlp-width = 352\n\n",
             );
-            "3e-3"
+            3e-3
         }
     };
     text.push_str("# Text, chats or samples to learn, or a dataset that `storm data pack` made.\n");
@@ -113,7 +113,7 @@ pub(super) fn config(out: &Path, choices: &Choices, found: &Found) -> String {
     let _ = writeln!(
         text,
         "# The highest learning rate. It falls along a cosine to a tenth; `schedule` and `warmup` change that.\n\
-         learning-rate = {learning_rate}\n"
+         learning-rate = {learning_rate:e}\n"
     );
     device(&mut text, found);
     text.push_str(

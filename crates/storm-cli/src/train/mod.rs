@@ -54,6 +54,7 @@ pub(crate) use planned::{check_config, positions_of_weights, request_of_config};
 use ranks::Crew;
 pub(crate) use recorded::Recorded;
 pub(crate) use reference::{by_heading, with_defaults};
+pub(crate) use schedule::{FRESH_RATE, FURTHER_RATE};
 pub(crate) use setup::IMAGE_CONFIG;
 use setup::{Purpose, Setup};
 use std::collections::BTreeMap;

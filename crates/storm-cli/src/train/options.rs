@@ -75,7 +75,7 @@ options! {
         /// Share of data packed on first use that is held out for evaluation, unless it has a test part of its own.
         held_out: f64 = 0.05;
         /// Tokens per sequence, 16777216 at most.
-        seq: NonZeroUsize = count!(256);
+        seq: NonZeroUsize = count!(1024);
         /// What becomes of samples that are longer than that.
         overlong: OverlongArg = OverlongArg::Drop;
         /// In which order the rows of a dataset come. If not given, `window` for pictures and `global` for text.
@@ -117,8 +117,9 @@ options! {
     "Optimizer" {
         /// The rule that updates weights.
         optimizer: OptimizerArg = OptimizerArg::Adamw;
-        /// The highest learning rate.
-        learning_rate: f64 = 3e-4;
+        /// The highest learning rate. If not given: 3e-4 for fresh weights, 2e-5 to train all weights of a language model
+        /// further, 2e-4 for its adapters.
+        learning_rate: f64;
         /// The learning rate of the last step; a tenth of the highest if not given.
         final_learning_rate: f64;
         /// Steps over which the learning rate rises.

@@ -1,6 +1,8 @@
 //! How long a run is, and its learning rate by step.
 
-use super::options::Settings;
+use super::model::Model;
+use super::options::{Given, Settings};
+use super::output::Style;
 use super::values::{CooldownShapeArg, ScheduleArg, Span};
 use crate::UsageError;
 use anyhow::Result;
@@ -11,6 +13,13 @@ pub(super) const STEPS_DEFAULT: u64 = 1000;
 
 /// The part of a run in which the learning rate falls, if it is not given.
 const COOLDOWN_DEFAULT: Span = Span::Share(0.2);
+
+/// The highest learning rate, if it is not given: of fresh weights,
+pub(crate) const FRESH_RATE: f64 = 3e-4;
+/// of a language model's own weights, which a higher one would make forget what they know,
+pub(crate) const FURTHER_RATE: f64 = 2e-5;
+/// and of adapters, which start at zero.
+const ADAPTER_RATE: f64 = 2e-4;
 
 /// The learning rate of the last step, if it is not given, as a share of the highest.
 const FINAL_SHARE: f64 = 0.1;
@@ -28,18 +37,34 @@ pub(super) fn steps(settings: &Settings, rows_per_epoch: u64, rows_per_step: u64
     rows.div_ceil(rows_per_step.max(1)).max(1)
 }
 
+/// Chooses the highest learning rate of a run that gives none, and says so.
+pub(super) fn choose_rate(given: &mut Given, model: &Model, style: Style) {
+    if given.learning_rate.is_some() {
+        return;
+    }
+    let has_weights = model.weights.as_ref().is_some_and(|weights| weights.language().is_some());
+    let (rate, why) = match (has_weights, given.lora.is_some()) {
+        (true, true) => (ADAPTER_RATE, "the default for adapters"),
+        (true, false) => (FURTHER_RATE, "the default to train the weights of a model further"),
+        (false, _) => (FRESH_RATE, "the default for fresh weights"),
+    };
+    given.learning_rate = Some(rate);
+    style.say(&format!("learning rate {rate:e}, {why}; --learning-rate sets another"));
+}
+
 /// The learning rate of every step.
 pub(super) fn of(settings: &Settings, steps: u64) -> Result<Schedule> {
     let Settings { learning_rate, final_learning_rate, warmup, cooldown, cooldown_shape, .. } =
         settings;
-    let last = final_learning_rate.unwrap_or(FINAL_SHARE * learning_rate);
+    let highest = learning_rate.unwrap_or(FRESH_RATE);
+    let last = final_learning_rate.unwrap_or(FINAL_SHARE * highest);
     let decay = match settings.schedule {
         ScheduleArg::Constant => Decay::Constant,
         ScheduleArg::Linear => Decay::Linear,
         ScheduleArg::Cosine => Decay::Cosine,
         ScheduleArg::Wsd => cooldown_shape.unwrap_or(CooldownShapeArg::OneMinusSqrt).into(),
     };
-    let schedule = Schedule::new(*learning_rate, last, *warmup, steps, decay)?;
+    let schedule = Schedule::new(highest, last, *warmup, steps, decay)?;
     if settings.schedule == ScheduleArg::Wsd {
         return Ok(schedule.with_cooldown(cooldown.unwrap_or(COOLDOWN_DEFAULT).of(steps))?);
     }

@@ -185,6 +185,7 @@ impl Setup {
         let model = Model::new(&given.clone().resolve())?;
         given.model = Some(model.name.clone());
         model::take_adapter(&mut given, &model.config)?;
+        schedule::choose_rate(&mut given, &model, style);
         // A resumed run was checked when it began.
         let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
         let source = data::Source {
@@ -416,7 +417,7 @@ impl Setup {
     }
 }
 
-/// Sizes of micro-batches and the tokenizer are chosen once: a resumed run keeps them.
+/// Sizes of micro-batches, the tokenizer and what defaults gave are chosen once: a resumed run keeps them.
 fn take_over(given: &mut Given, before: &Progress) {
     let saved = |key: &str| before.settings.get(key)?.parse::<NonZeroUsize>().ok();
     if given.tokens_per_step.is_some() && given.batch.is_none() && given.accumulate.is_none() {
@@ -424,6 +425,11 @@ fn take_over(given: &mut Given, before: &Progress) {
         given.accumulate = saved("accumulate");
     }
     given.lanes = given.lanes.or(saved("lanes"));
+    if !before.settings.contains_key(IMAGE_CONFIG) {
+        given.seq = given.seq.or(saved("seq"));
+    }
+    let rate = before.settings.get("learning-rate").and_then(|rate| rate.parse().ok());
+    given.learning_rate = given.learning_rate.or(rate);
     // Runs that do not say had the ends of long samples cut off.
     if given.overlong.is_none() && !before.settings.contains_key("overlong") {
         given.overlong = Some(OverlongArg::Truncate);
@@ -693,7 +699,9 @@ fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     }
     // A run that began before there was an option began with its default.
     let defaults = record(&Given::defaults());
-    for key in FIXED {
+    // Pictures have no sequences, and the default of their length is another than it was.
+    let is_without_effect = |key: &str| key == "seq" && now.contains_key(IMAGE_CONFIG);
+    for key in FIXED.into_iter().filter(|key| !is_without_effect(key)) {
         if before.get(key).or_else(|| defaults.get(key)) != now.get(key) {
             let problem = format!(
                 "{key} was {} when the run began and is {} now; go on as it began, or give another --name",

@@ -5,6 +5,7 @@ mod bench_predict;
 mod chat;
 mod codec;
 mod cpu_products;
+mod defaults;
 mod disk;
 mod early;
 mod figures;

@@ -170,6 +170,12 @@ impl Task {
         let Some(steps) = args.steps.or(settings.steps).map(NonZeroU64::get) else {
             return refuse(format!("{} has no steps; give --steps", args.config.display()));
         };
+        let Some(learning_rate) = settings.learning_rate else {
+            return refuse(format!(
+                "{} has no learning-rate, and --rates are multiples of it; add one",
+                args.config.display()
+            ));
+        };
         let (full, correct) = (args.full, args.correct);
         let probe_batches = args.probe_batches as usize;
         let phases = Phases { steps, full, correct, probe_batches };
@@ -179,7 +185,7 @@ impl Task {
                 "warm-up, full and correct take {cycle} steps, and runs have {steps}; give more --steps"
             ));
         }
-        Ok(Task { phases, learning_rate: settings.learning_rate, warmup: settings.warmup })
+        Ok(Task { phases, learning_rate, warmup: settings.warmup })
     }
 
     /// A run without predictions.
