@@ -1,4 +1,4 @@
-//! How the weights beside adapters are stored, as people ask for it.
+//! How the frozen weights of a LoRA run are stored.
 
 use crate::UsageError;
 use clap::ValueEnum;
@@ -10,12 +10,12 @@ use storm_model::{BaseFormat, ModelConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BaseArg {
-    /// As the model computes: bf16, or f32 with precision f32.
+    /// Not quantized: bf16, or f32 with precision f32.
     Bf16,
-    /// The projections of layers in 8 bits with a scale for each 128 of them: half the memory and half the copies.
+    /// The projections of layers in 8 bits with a scale for each 128 values: half the memory and copy traffic of bf16.
     Int8,
-    /// The projections of layers in 4 bits (NF4) with a scale for each 64 of them: a bit more than a quarter of the memory, at a
-    /// loss of quality. For models that fit no other way.
+    /// The projections of layers in 4 bits (NF4) with a scale for each 64 values: just over a quarter of the memory of
+    /// bf16, with some loss of quality. For models that fit no other way.
     Nf4,
 }
 

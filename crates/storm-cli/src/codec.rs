@@ -1,4 +1,4 @@
-//! How activations wait for the backward pass, as people ask for it.
+//! How activations are stored until the backward pass.
 
 use crate::UsageError;
 use clap::ValueEnum;
@@ -10,10 +10,10 @@ use storm_model::AnyModel;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CodecArg {
-    /// As they were computed.
+    /// As computed.
     None,
-    /// What goes into gated units in 8 bits with a scale for each 128 of them. Losses stay as they are; gradients change a
-    /// little.
+    /// Inputs of gated units in 8 bits with a scale for each 128 values. The loss of a step does not change; gradients
+    /// change slightly.
     Int8,
 }
 

@@ -1,4 +1,4 @@
-//! How the CPU sums bf16 products, as people ask for it.
+//! How the CPU device sums bf16 products.
 
 use crate::UsageError;
 use crate::precision::PrecisionArg;
@@ -12,9 +12,10 @@ use storm_device::cpu::kernels::gemm::amx_availability;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CpuProductsArg {
-    /// A chain of fused multiply-adds for each element, with the same bits on every processor.
+    /// A chain of f32 fused multiply-adds for each element, with the same bits on every processor.
     Fma,
-    /// As AMX sums them: many times faster on a processor that has it, with the same bits but very slow on others.
+    /// In the order of Intel's AMX: many times faster on a processor with AMX; elsewhere emulated, with the same bits
+    /// but much slower than fma.
     Amx,
 }
 

@@ -1,40 +1,39 @@
-//! Decisions that are otherwise the planner's, as people write them.
+//! Flags that override the planner's choices.
 
 use crate::size::positive;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use storm_plan::{Forced, OnDisk, Placement, Storage, UpdateTime};
 
-/// What the planner may not decide.
+/// What the planner may not choose itself.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Decisions that are otherwise the planner's")]
+#[command(next_help_heading = "Planner overrides")]
 pub(crate) struct ForcedArgs {
-    /// What layers save for their backward pass.
+    /// What to do with activations that layers save for the backward pass.
     #[arg(long, value_enum)]
     pub(crate) activations: Option<ActivationsArg>,
-    /// The inputs of layers.
+    /// Where to keep the inputs of layers until the backward pass.
     #[arg(long, value_enum)]
     pub(crate) layer_inputs: Option<PlacementArg>,
-    /// Store the input of every n-th layer only, and run the layers between again.
+    /// Store the input of every n-th layer only, and recompute the layers in between (activation checkpointing).
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) checkpoint_every: Option<usize>,
-    /// Parameters of layers.
+    /// Where to keep the parameters of layers.
     #[arg(long, value_enum)]
     pub(crate) weights: Option<PlacementArg>,
-    /// Gradients of layers.
+    /// Where to keep the gradients of layers.
     #[arg(long, value_enum)]
     pub(crate) gradients: Option<PlacementArg>,
-    /// Optimizer state of layers.
+    /// Where to keep the optimizer state of layers.
     #[arg(long, value_enum)]
     pub(crate) optimizer_state: Option<PlacementArg>,
-    /// What is on disk, however much host memory there is; needs --disk.
+    /// What to keep on disk even if host memory has room for it; needs a disk.
     #[arg(long, value_enum)]
     pub(crate) on_disk: Option<OnDiskArg>,
-    /// When gradients are applied.
+    /// When to apply gradients.
     #[arg(long, value_enum)]
     pub(crate) update: Option<UpdateArg>,
-    /// Micro-batches that go through a layer together, so that streamed weights move once for all of
-    /// them.
+    /// Micro-batches that go through a layer together, so that streamed weights are copied once for all of them.
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) group: Option<usize>,
 }
@@ -42,13 +41,13 @@ pub(crate) struct ForcedArgs {
 #[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ActivationsArg {
-    /// They stay on the device.
+    /// Keep them on the device.
     Keep,
-    /// They are recomputed.
+    /// Recompute them in the backward pass.
     Recompute,
-    /// They wait in host memory.
+    /// Offload them to host memory.
     Offload,
-    /// They are offloaded or recomputed, whichever is faster.
+    /// Offload or recompute each of them, whichever is faster.
     NotKept,
 }
 
@@ -57,20 +56,20 @@ pub(crate) enum ActivationsArg {
 pub(crate) enum PlacementArg {
     /// On the device.
     Resident,
-    /// In host memory, coming in as needed.
+    /// In host memory; copied to the device when needed.
     Streamed,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnDiskArg {
-    /// The second moments of what is not on the device.
+    /// Second moments, except those on the device.
     SecondMoments,
-    /// Both moments.
+    /// Both moments, except those on the device.
     Moments,
-    /// The frozen weights that are not on the device, such as those beside adapters.
+    /// Frozen weights, such as the base of adapters, except those on the device.
     FrozenWeights,
-    /// Moments and frozen weights.
+    /// Both moments and frozen weights, except those on the device.
     All,
 }
 
@@ -79,10 +78,11 @@ pub(crate) enum OnDiskArg {
 pub(crate) enum UpdateArg {
     /// At the end of the step.
     EndOfStep,
-    /// In the next step, each layer just before its first use.
+    /// In the next step, to each layer just before its first use.
     NextStep,
-    /// In the backward pass, each layer as soon as its gradients are complete: none are stored. Needs clip = 0, and all
-    /// micro-batches of a step go through a layer together. A gradient that is not finite ends the run, and nothing of that step is saved.
+    /// In the backward pass, to each layer as soon as its gradients are complete, so that none are stored. Needs clip =
+    /// 0. All micro-batches of a step go through a layer together. A non-finite gradient ends the run, and nothing of
+    /// that step is saved.
     InBackward,
 }
 

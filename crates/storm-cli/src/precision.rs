@@ -5,7 +5,7 @@ use storm_graph::{DType, FP8_MULTIPLE};
 use storm_model::{AnyModel, fp8_projections};
 use storm_train::{Moments, Precision, StepSize, TrainOptions};
 
-/// Arithmetic without gradients, as people write it.
+/// Arithmetic without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DtypeArg {
     F32,
@@ -21,18 +21,18 @@ impl From<DtypeArg> for DType {
     }
 }
 
-/// Storage of parameters, gradients and optimizer state, as people write it.
+/// Number formats of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PrecisionArg {
     /// Everything in f32.
     F32,
-    /// bf16 with f32 master weights, moments and gradients.
+    /// bf16 weights and products, with f32 master weights, moments and gradients.
     Bf16Master,
-    /// bf16 throughout, rounded stochastically.
+    /// Everything in bf16, with stochastic rounding.
     Bf16Stochastic,
-    /// Stored like bf16-stochastic; the projections of layers and their gradients multiply 8-bit floats (E4M3), with one scale
-    /// for each tensor of a micro-batch. Needs compute capability 8.9 or newer.
+    /// Stored like bf16-stochastic; the projections of layers and their gradients multiply 8-bit floats (E4M3) with one
+    /// scale per tensor and micro-batch. A GPU needs compute capability 8.9 or newer.
     Fp8,
 }
 
@@ -78,14 +78,14 @@ impl From<PrecisionArg> for Precision {
     }
 }
 
-/// Storage of the optimizer's moments, as people write it.
+/// Storage of the optimizer's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MomentsArg {
-    /// As the precision says: bf16, or f32.
+    /// In bf16, or in f32 with precisions f32 and bf16-master.
     Full,
-    /// Those of matrices in 8 bits with a scale for each 128 of them, rounded stochastically: about a quarter less host memory.
-    /// Those of embeddings, heads, vectors and adapters stay as they are.
+    /// Moments of matrices in 8 bits with a scale for each 128 values, rounded stochastically: about a quarter less
+    /// host memory. Moments of embeddings, heads, vectors and adapters are not quantized.
     Int8,
 }
 

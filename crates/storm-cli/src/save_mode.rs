@@ -1,16 +1,16 @@
-//! How checkpoints are saved, as people write it.
+//! How checkpoints are saved.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What steps do while a checkpoint is written.
+/// Whether training continues while a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SaveModeArg {
-    /// They go on if the plan leaves host memory for a snapshot, and else wait.
+    /// Continue if the plan leaves enough host memory for a snapshot, else pause.
     Auto,
-    /// They go on; the plan gets so much less host memory.
+    /// Continue; the plan gets less host memory, by the size of a snapshot.
     Background,
-    /// They wait.
+    /// Pause until the checkpoint is on disk.
     Pause,
 }

@@ -68,29 +68,28 @@ pub(crate) use values::{DeviceArg, OverlongArg, Size as SizeOption};
                   Flags override the file. docs/config.md lists all keys, docs/training.md explains a run."
 )]
 pub(crate) struct TrainArgs {
-    /// A config file, such as examples/quickstart.toml.
+    /// Config file, such as examples/quickstart.toml.
     config: Option<PathBuf>,
-    /// Go on from the newest checkpoint of the run that is whole.
+    /// Resume the run from its newest intact checkpoint.
     #[arg(long)]
     resume: bool,
-    /// Set aside all that the run's folder holds, in a folder `before-1`, `before-2`, … inside it, and begin with
-    /// step 1.
+    /// Move everything in the run's folder to `before-1`, `before-2`, … inside it, and start again at step 1.
     #[arg(long, conflicts_with = "resume")]
     begin_anew: bool,
-    /// Train on data that another tokenizer made than the one in the model's directory.
+    /// Accept data that was packed with a tokenizer other than the model's.
     #[arg(long)]
     other_tokenizer: bool,
-    /// Use no disk, although the config file names one.
+    /// Ignore the disk that the config file names.
     #[arg(long, conflicts_with_all = ["disk", "disk_space", "disk_endurance", "on_disk"])]
     no_disk: bool,
-    /// Check everything and print the plan, tokens, steps, memory, time and disk of the run; train nothing and write
-    /// nothing. Text is packed into a temporary folder.
+    /// Check everything and print the plan with tokens, steps, memory, time and disk space, but do not train. Text is
+    /// packed into a temporary folder; no files stay behind.
     #[arg(long)]
     dry_run: bool,
-    /// Print nothing but errors and where the results are.
+    /// Print only errors and where the results are.
     #[arg(long, conflicts_with = "json")]
     quiet: bool,
-    /// Print one object of JSON per line for everything that happens.
+    /// Print one JSON object per line for each event; see docs/json.md.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

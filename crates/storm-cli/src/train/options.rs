@@ -24,133 +24,140 @@ macro_rules! count {
 
 options! {
     "Run" {
-        /// Name of the run, and of its folder. If not given, the name of the config file.
+        /// Name of the run and of its folder. Default: the name of the config file, without its extension.
         name: String;
-        /// Folder of all runs.
+        /// Folder that holds all runs; this run writes to RUNS/NAME.
         runs: PathBuf = PathBuf::from("runs");
-        /// Steps of the run, a billion at most; 1000 if neither this nor epochs is given.
+        /// Number of training steps, at most a billion. Default: 1000, if epochs is not given either.
         steps: NonZeroU64;
-        /// Passes over the rows of the training data, instead of steps: 3, or 0.5 for half of them. The last step may
-        /// begin the next pass.
+        /// Length of the run in passes over the training data, instead of steps: 3, or 0.5 for half a pass. Rounded up
+        /// to whole steps, so the last step may begin another pass.
         epochs: f64;
-        /// Of fresh weights, of rounding and of the order of the data: any number of 64 bits. In a config file,
-        /// numbers above 9223372036854775807 are written as text, "18446744073709551615".
+        /// Random seed for initial weights, data order, stochastic rounding, dropout and augmentation: 0 to
+        /// 18446744073709551615. In a config file, write a seed above 9223372036854775807 in quotes.
         seed: Seed = Seed(0);
     }
     "Model" {
-        /// A preset (see `storm model list`), trained from scratch; a Hugging Face directory, whose weights are trained
-        /// on; or the name of a model on the hub, `OWNER/MODEL`, with or without a revision, `@REVISION`.
+        /// Model to train: a preset (`storm model list`), which starts from random weights; or a Hugging Face directory
+        /// or a model on the hub (`OWNER/MODEL` or `OWNER/MODEL@REVISION`), which starts from its own weights.
         model: String;
-        /// Layers, if not as the preset.
+        /// Number of layers of a language preset. Default: the preset's.
         layers: NonZeroUsize;
-        /// Width of the residual stream, if not as the preset.
+        /// Width of the residual stream (hidden size) of a language preset. Default: the preset's.
         width: NonZeroUsize;
-        /// Query heads, if not as the preset; each is as wide as the width divided by their number.
+        /// Number of query heads of a language preset; the width of a head is width divided by heads. Default: the
+        /// preset's.
         heads: NonZeroUsize;
-        /// Key and value heads, if not as many as there are query heads.
+        /// Number of key and value heads of a language preset. Default: as many as heads if that is given, else the
+        /// preset's.
         kv_heads: NonZeroUsize;
-        /// Width inside the MLP; four times the width if that is given.
+        /// Width of the MLP (intermediate size) of a language preset. Default: four times width if that is given, else
+        /// the preset's.
         mlp_width: NonZeroUsize;
     }
     "Adapters" {
-        /// Train adapters (LoRA) beside the model's weights, which stay as they are: a table of rank; alpha (twice the rank
-        /// if not given); dropout; targets: `all-linear` (if not given), a name, a list of names, or a pattern for the whole name of a
-        /// module; rslora; modules-to-save; rank-pattern and alpha-pattern. As a flag: `--lora 'rank=16, alpha=32'`.
+        /// Train LoRA adapters and freeze the model's own weights. A table with rank, alpha (default: twice the rank),
+        /// dropout, targets (`all-linear`, which is the default; a module name; a list of names; or a regular
+        /// expression that matches whole module names), rslora, modules-to-save, rank-pattern and alpha-pattern; see
+        /// docs/lora.md. As a flag: `--lora 'rank=16, alpha=32'`.
         lora: LoraArg;
-        /// A directory with an adapter, as PEFT or STORM saves it: go on with that one.
+        /// Continue training the LoRA adapter in this directory, which PEFT or STORM saved.
         adapter: PathBuf;
-        /// How the weights beside adapters are stored. `int8` rounds them once, when they are loaded.
+        /// How the frozen weights of a LoRA run are stored. `int8` and `nf4` quantize them once, when they are loaded.
         base: BaseArg = BaseArg::Bf16;
     }
     "Data" {
-        /// What to learn: a dataset that `storm data pack` made; or what is packed on first use, text or a folder of
-        /// pictures: the files of CIFAR-10 or MNIST, or PNG and JPEG files with a subfolder for each class.
+        /// Training data: a dataset that `storm data pack` wrote, or files to pack when the run starts: text, chats, or
+        /// a folder of pictures (the files of CIFAR-10 or MNIST, or PNG and JPEG files in a subfolder for each class).
         data: PathBuf;
-        /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json. If not given, the one in
-        /// the model's directory; for a preset, `bytes`.
+        /// Tokenizer for text that the run packs: `bytes`, or the path of a tokenizer.json. Default: the one in the
+        /// model's directory; for a preset, `bytes`.
         tokenizer: String;
-        /// For chats that are packed on first use: `model`, the template that came with the tokenizer; `chatml`;
-        /// `plain`, a line of `role: message` each; or the path of a Jinja template. If not given, `model`.
+        /// Template for chats that the run packs: `model` (the one that came with the tokenizer), `chatml`, `plain` (a
+        /// line `role: message` for each message), or the path of a Jinja template. Default: `model`.
         chat_template: String;
-        /// Share of data packed on first use that is held out for evaluation, unless it has a test part of its own.
+        /// Fraction of the data to hold out for evaluation, if the run packs the data and the data has no test part of
+        /// its own.
         held_out: f64 = 0.05;
         /// Tokens per sequence, 16777216 at most.
         seq: NonZeroUsize = count!(1024);
-        /// What becomes of samples that are longer than that.
+        /// What to do with samples longer than seq.
         overlong: OverlongArg = OverlongArg::Drop;
-        /// In which order the rows of a dataset come. If not given, `window` for pictures and `global` for text.
+        /// Order in which training reads the rows of a dataset. Default: `window` for pictures, `global` for text.
         order: OrderArg;
-        /// Host memory for data on its way from the disk. Evaluations take an eighth of it, or what they need.
+        /// Host memory for data read ahead from disk: 256MiB, 2GiB. Evaluations take an eighth of it, or what they need
+        /// if that is more.
         data_ram: Size = Size(256 << 20);
     }
     "Pictures" {
-        /// Mirror every second picture at random.
+        /// Mirror each training picture left to right with probability 1/2.
         flip: bool = false;
-        /// Pad pictures by this many pixels on each side, as mirrored there, and cut out a part of the old size at random;
-        /// 0 for none.
+        /// Pad training pictures by this many pixels on each side, by reflection, and crop them to their original size
+        /// at a random offset; 0 for none.
         crop: usize = 0;
-        /// Blank a square of this side at a random place; 0 for none.
+        /// Replace a square of this many pixels a side, at a random place in each training picture, by the mean color;
+        /// 0 for none.
         cutout: usize = 0;
     }
     "Step" {
-        /// Sequences or pictures per micro-batch; 1 if neither this nor tokens-per-step is given.
+        /// Sequences or pictures per micro-batch. Default: 1, or chosen by STORM if tokens-per-step is given.
         batch: NonZeroUsize;
-        /// Micro-batches per step; 1 if neither this nor tokens-per-step is given.
+        /// Micro-batches per step (gradient accumulation). Default: 1, or chosen by STORM if tokens-per-step is given.
         accumulate: NonZeroUsize;
-        /// Tokens of a step, instead of batch and accumulate, which are then chosen for speed and stay
-        /// for the whole run.
+        /// Tokens per step, instead of batch and accumulate: STORM chooses both for speed and keeps them for the whole
+        /// run.
         tokens_per_step: NonZeroUsize;
         /// Lanes of a step: its micro-batches are divided into so many lanes, in order and evenly. Gradients are accumulated
         /// lane by lane, and the gradient of the step is the f32 sum of its lanes in order, rounded once. This changes the last bits
         /// of gradients, so it stays for the whole run.
         lanes: NonZeroUsize = count!(1);
-        /// Storage of parameters, gradients and optimizer state, and how layers multiply.
+        /// Number formats of parameters, gradients, optimizer state and matrix products.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
-        /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half
-        /// of the memory. It changes gradients a little, so it stays for the whole run.
+        /// How activations are stored until the backward pass. `int8` halves the memory of the largest ones, the inputs
+        /// of gated units. Gradients change slightly, so a resumed run must keep it.
         activation_codec: CodecArg = CodecArg::None;
-        /// How the CPU sums bf16 products. This changes last bits, so it stays for the whole run.
+        /// How the CPU device sums bf16 products. The last bits of results depend on it, so a resumed run must keep it.
         cpu_products: CpuProductsArg = CpuProductsArg::Fma;
-        /// Rows of logits that exist at a time.
+        /// Rows (tokens) of logits to compute at a time. Fewer rows take less device memory.
         chunk_rows: NonZeroUsize = count!(2048);
     }
     "Optimizer" {
-        /// The rule that updates weights.
+        /// Optimizer.
         optimizer: OptimizerArg = OptimizerArg::Adamw;
-        /// The highest learning rate. If not given: 3e-4 for fresh weights, 2e-5 to train all weights of a language model
-        /// further, 2e-4 for its adapters.
+        /// Highest learning rate. Default: 3e-4 for fresh weights, 2e-5 to train all weights of a language model further,
+        /// 2e-4 for adapters.
         learning_rate: f64;
-        /// The learning rate of the last step; a tenth of the highest if not given.
+        /// Learning rate of the last step, except with schedule `constant`. Default: a tenth of learning-rate.
         final_learning_rate: f64;
-        /// Steps over which the learning rate rises.
+        /// Steps over which the learning rate rises linearly to learning-rate.
         warmup: u64 = 0;
-        /// What it does after that.
+        /// Learning rate after the warm-up.
         schedule: ScheduleArg = ScheduleArg::Cosine;
-        /// With the schedule `wsd`, the last part of the run, in which the learning rate falls: a share of the steps, below
-        /// 1, or a number of them. If not given, 0.2.
+        /// For schedule `wsd`: length of the final decay, as a fraction of the steps (below 1) or as a number of steps.
+        /// Default: 0.2.
         cooldown: Span;
-        /// With the schedule `wsd`, how it falls; `1-sqrt` if not given.
+        /// For schedule `wsd`: shape of the final decay. Default: `1-sqrt`.
         cooldown_shape: CooldownShapeArg;
-        /// How much weights shrink in a step, times the learning rate.
+        /// Weight decay. `adamw` multiplies weights by 1 - learning rate × weight-decay in each step; `sgd` adds
+        /// weight-decay × weight to the gradient.
         weight_decay: f64 = 0.1;
-        /// Share of a target that is spread evenly over all classes or tokens.
+        /// Label smoothing: the fraction of each target that is spread evenly over all classes or tokens.
         label_smoothing: f64 = 0.0;
-        /// Which weights shrink.
+        /// Which weights get weight decay.
         decay_targets: DecayTargetsArg = DecayTargetsArg::Matrices;
-        /// With the optimizer `sgd`, the share of its momentum that a step keeps; 0.9 if not given, and 0 for none.
+        /// For optimizer `sgd`: momentum; 0 for none. Default: 0.9.
         momentum: f64;
-        /// With the optimizer `sgd`, whether a step follows the gradient and the momentum as the next step keeps it, after
-        /// Nesterov; false if not given.
+        /// For optimizer `sgd`: use Nesterov momentum. Default: false.
         nesterov: bool;
-        /// Decay of the first moment.
+        /// For optimizer `adamw`: decay rate of the first moment.
         beta1: f64 = 0.9;
-        /// Decay of the second moment.
+        /// For optimizer `adamw`: decay rate of the second moment.
         beta2: f64 = 0.95;
-        /// Added to the root of the second moment.
+        /// For optimizer `adamw`: added to the square root of the second moment.
         epsilon: f64 = 1e-8;
-        /// Gradients are scaled down to this norm; 0 leaves them as they are.
+        /// Largest norm of the gradients: larger ones are scaled down to it. 0 for no clipping.
         clip: f64 = 1.0;
-        /// How both moments are stored.
+        /// For optimizer `adamw`: how both moments are stored.
         moments: MomentsArg = MomentsArg::Full;
     }
     "Prediction" {
@@ -163,77 +170,80 @@ options! {
         predict: PredictArg;
     }
     "Memory" {
-        /// Where to train.
+        /// Device to train on.
         device: DeviceArg = DeviceArg::Auto;
-        /// Device memory of the process, everything included: 16GiB, 12GB, 500MiB. If not given, that of
-        /// the card less a little; on the CPU, half of the memory that is available.
+        /// Device memory that the process may use, including the CUDA context: 16GiB, 12GB, 500MiB. Default: the card's
+        /// memory less 2 %; on the CPU device, half of ram.
         vram: Size;
-        /// Host memory for what does not stay on the device. If not given, what is available less a
-        /// little.
+        /// Host memory that the run may use: 64GiB. Default: what the machine or its control group has available, less
+        /// an eighth but at most 4 GiB.
         ram: Size;
-        /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold. It is scratch
+        /// Folder on a local disk for optimizer state and frozen weights that do not fit in host memory. It is scratch
         /// space, and empty after the run. See docs/disk.md.
         disk: PathBuf;
-        /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.
+        /// Disk space that the run may use: 200GB. Default: the free space less a tenth.
         disk_space: Size;
-        /// What the drive is rated for, in bytes written (TBW): 1200TB.
+        /// Rated endurance of the drive in bytes written (TBW in its data sheet): 1200TB. Default: estimated from what
+        /// the drive reports, if it does.
         disk_endurance: Size;
-        /// Run even if that uses up more than a tenth of what the drive is rated for in a month. At a terminal,
-        /// STORM asks instead.
+        /// Run even if that uses more than a tenth of the drive's rated endurance in 30 days. If false, STORM asks at a
+        /// terminal and refuses elsewhere.
         accept_wear: bool = false;
-        /// What the card can do: a built-in profile, or a file that `storm probe` wrote. If not
-        /// given, the CPU is measured.
+        /// Hardware profile to plan with: a built-in one (`storm plan --hardware list` names them) or a file that
+        /// `storm probe` wrote. Default: on a GPU, the profile of the card, measured on first use; on the CPU, measured
+        /// at each start.
         hardware: String;
-        /// Threads of the CPU device, 1024 at most: each takes some megabytes of the host memory. If not given, all
-        /// cores, or as many as a quarter of the host memory is enough for.
+        /// Threads of the CPU device, at most 1024. Each takes a few megabytes of host memory. Default: all cores, or
+        /// as many as a quarter of ram is enough for.
         threads: NonZeroUsize;
     }
-    "Decisions that are otherwise the planner's" {
-        /// What layers save for their backward pass.
+    "Planner overrides" {
+        /// What to do with activations that layers save for the backward pass.
         activations: ActivationsArg;
-        /// The inputs of layers.
+        /// Where to keep the inputs of layers until the backward pass.
         layer_inputs: PlacementArg;
-        /// Store the input of every n-th layer only, and run the layers between again.
+        /// Store the input of every n-th layer only, and recompute the layers in between (activation checkpointing).
         checkpoint_every: NonZeroUsize;
-        /// Parameters of layers.
+        /// Where to keep the parameters of layers.
         weights: PlacementArg;
-        /// Gradients of layers.
+        /// Where to keep the gradients of layers.
         gradients: PlacementArg;
-        /// Optimizer state of layers.
+        /// Where to keep the optimizer state of layers.
         optimizer_state: PlacementArg;
-        /// What is on disk, however much host memory there is. Needs disk.
+        /// What to keep on disk even if host memory has room for it. Needs disk.
         on_disk: OnDiskArg;
-        /// When gradients are applied.
+        /// When to apply gradients.
         update: UpdateArg;
-        /// Micro-batches that go through a layer together.
+        /// Micro-batches that go through a layer together, so that streamed weights are copied once for all of them.
         group: NonZeroUsize;
     }
     "Evaluation and checkpoints" {
-        /// Steps between two evaluations on held-out data; if not given, there is one at the end.
+        /// Steps between evaluations on held-out data. Default: one evaluation, at the end.
         eval_every: NonZeroU64;
-        /// Steps' worth of held-out data that an evaluation looks at, at most.
+        /// Length of an evaluation: as much held-out data as this many training steps read, or all if there is less.
         eval_steps: NonZeroU64 = count!(8);
-        /// Stop after this many evaluations in a row without a better one.
+        /// Stop the run after this many evaluations in a row without a new lowest held-out loss. Default: do not stop
+        /// early.
         patience: NonZeroU32;
-        /// Steps between two checkpoints; if not given, there is one at the end.
+        /// Steps between checkpoints. Default: one checkpoint, at the end.
         save_every: NonZeroU64;
-        /// What steps do while a checkpoint is written.
+        /// Whether training continues while a checkpoint is written.
         save_mode: SaveModeArg = SaveModeArg::Auto;
-        /// How many of the newest checkpoints stay.
+        /// Number of newest checkpoints to keep.
         keep_last: NonZeroUsize = count!(2);
-        /// Checkpoints of steps that are a multiple of this stay, too.
+        /// Also keep checkpoints whose step is a multiple of this.
         keep_every: NonZeroU64;
-        /// Save a checkpoint whenever an evaluation is the best so far, and keep the best.
+        /// Save a checkpoint at each evaluation that is the best so far, and keep the best one.
         keep_best: bool = true;
     }
     "Output" {
-        /// Steps between two lines of progress where there is no terminal.
+        /// Steps between lines of progress if the output is not a terminal.
         log_every: NonZeroU64 = count!(10);
-        /// Tokens to write at the end, by the trained model, on the CPU. Meant for small models.
+        /// Tokens to generate with the trained model at the end, on the CPU; 0 for none. Meant for small models.
         sample_tokens: usize = 0;
-        /// What that text begins with.
+        /// Prompt for sample-tokens.
         sample_prompt: String = String::new();
-        /// How daring it is: 0 takes the likeliest token always.
+        /// Sampling temperature for sample-tokens; 0 always takes the most likely token.
         temperature: f64 = 0.8;
     }
 }

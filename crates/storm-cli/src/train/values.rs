@@ -1,4 +1,4 @@
-//! Values of options, as people write them on the command line and in a config file.
+//! Values of options on the command line and in a config file.
 
 use crate::size;
 use clap::ValueEnum;
@@ -8,13 +8,13 @@ use storm_data::Overlong;
 use storm_data::records::Order;
 use storm_train::{Decay, DecayTargets};
 
-/// The rule that updates weights, as people write it.
+/// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OptimizerArg {
-    /// AdamW.
+    /// AdamW, as in `torch.optim.AdamW`.
     Adamw,
-    /// Stochastic gradient descent with momentum.
+    /// Stochastic gradient descent with momentum, as in `torch.optim.SGD`.
     Sgd,
 }
 
@@ -89,29 +89,29 @@ impl<'de> Deserialize<'de> for Seed {
     }
 }
 
-/// Where to train.
+/// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DeviceArg {
-    /// On the GPU if there is one that can be used, else on the CPU.
+    /// The first NVIDIA GPU if it is usable, else the CPU.
     Auto,
-    /// On the CPU, which keeps to the same budget in the same way.
+    /// The CPU, with the same memory budgets.
     Cpu,
-    /// On the first NVIDIA GPU.
+    /// The first NVIDIA GPU; an error if it is not usable.
     Cuda,
 }
 
-/// What becomes of samples that are longer than a row.
+/// What to do with samples that are longer than a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OverlongArg {
-    /// They are left out, with a warning.
+    /// Leave them out, with a warning.
     Drop,
-    /// They lose their end.
+    /// Cut off their end.
     Truncate,
-    /// They are cut into pieces, each a sample of its own.
+    /// Cut them into pieces, each a separate sample.
     Split,
-    /// The run does not begin.
+    /// Refuse to start.
     Error,
 }
 
@@ -126,13 +126,13 @@ impl From<OverlongArg> for Overlong {
     }
 }
 
-/// In which order rows come.
+/// The order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OrderArg {
-    /// Blocks in a random order, and the rows of as many as fit into data-ram in a random order among each other.
+    /// Groups of blocks in random order; the rows of as many groups as fit in data-ram are shuffled.
     Window,
-    /// Any row may follow any other. Of small records, slow where the dataset does not fit into data-ram.
+    /// All rows in random order. Slow for small records if the dataset does not fit in data-ram.
     Global,
 }
 
@@ -145,17 +145,17 @@ impl From<OrderArg> for Order {
     }
 }
 
-/// What the learning rate does after the warm-up.
+/// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ScheduleArg {
-    /// It stays.
+    /// Stays at learning-rate.
     Constant,
-    /// It falls in a straight line.
+    /// Falls in a straight line to final-learning-rate.
     Linear,
-    /// It falls along half a wave of the cosine.
+    /// Falls along half a cosine wave to final-learning-rate.
     Cosine,
-    /// Warm-up, stable, decay: it stays, and falls in the cooldown at the end.
+    /// Warm-up, stable, decay: stays at learning-rate and falls to final-learning-rate in the cooldown at the end.
     Wsd,
 }
 
@@ -163,11 +163,11 @@ pub(crate) enum ScheduleArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CooldownShapeArg {
-    /// In a straight line.
+    /// A straight line.
     Linear,
-    /// Along half a wave of the cosine.
+    /// Half a cosine wave.
     Cosine,
-    /// As one minus the square root of the part that is done: fast at first.
+    /// One minus the square root of the finished fraction of the cooldown: fast at first.
     #[value(name = "1-sqrt")]
     #[serde(rename = "1-sqrt")]
     OneMinusSqrt,
@@ -183,7 +183,7 @@ impl From<CooldownShapeArg> for Decay {
     }
 }
 
-/// A part of a run: a share of its steps, below 1, or a number of them.
+/// A part of a run: a fraction of its steps, below 1, or a number of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Span {
     Share(f64),
@@ -204,7 +204,7 @@ impl Span {
             0.0..1.0 => Ok(Span::Share(number)),
             1.0..=9e15 if number.fract() == 0.0 => Ok(Span::Steps(number as u64)),
             _ => Err(format!(
-                "{number} is neither a share of the run, such as 0.2, nor a number of steps"
+                "{number} is neither a fraction of the run, such as 0.2, nor a whole number of steps"
             )),
         }
     }
@@ -215,7 +215,9 @@ impl FromStr for Span {
 
     fn from_str(text: &str) -> Result<Span, String> {
         let problem = |_| {
-            format!("`{text}` is neither a share of the run, such as 0.2, nor a number of steps")
+            format!(
+                "`{text}` is neither a fraction of the run, such as 0.2, nor a whole number of steps"
+            )
         };
         Span::new(text.parse().map_err(problem)?)
     }
@@ -236,13 +238,13 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// Which weights shrink.
+/// Which weights get weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DecayTargetsArg {
-    /// Those with two or more axes: not biases, not norms.
+    /// Those with two or more axes: no biases, no norms.
     Matrices,
-    /// All of them.
+    /// All weights.
     All,
 }
 
