@@ -13,13 +13,13 @@ use storm_graph::{
 
 #[derive(Args)]
 pub(crate) struct AttentionBenchArgs {
-    /// Sequences.
+    /// Number of sequences.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
     /// Query heads.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     heads: u32,
-    /// Key and value heads; as many as query heads unless given.
+    /// Key and value heads. Default: as many as query heads.
     #[arg(long)]
     kv_heads: Option<u32>,
     /// Tokens per sequence.
@@ -28,10 +28,10 @@ pub(crate) struct AttentionBenchArgs {
     /// Width of a head.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     head_dim: u32,
-    /// Every query sees every key, instead of those up to its own position.
+    /// No causal mask: every query sees every key.
     #[arg(long)]
     full: bool,
-    /// Runs to time.
+    /// Number of runs to time.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Print JSON.

@@ -23,16 +23,16 @@ const SHARE_MAX: f64 = 0.02;
 pub(crate) struct CheckpointBenchArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Train under a plan within this much device memory, everything included: `9GB`, `16GiB`.
+    /// Train under a plan within this much device memory, including the CUDA context: `9GB`, `16GiB`.
     #[arg(long, value_parser = size::parse)]
     vram: u64,
-    /// So many times `--steps` steps without a checkpoint, and as many with one.
+    /// Number of rounds. Each runs `--steps` steps without a checkpoint, then as many with one.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Where checkpoints are written: a folder is made there, and deleted.
+    /// Where to write checkpoints: a folder is created there and deleted afterwards.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
-    /// One line of JSON instead of a table.
+    /// Print one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
 }

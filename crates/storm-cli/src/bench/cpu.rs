@@ -16,28 +16,29 @@ use storm_train::{Batch, ReferenceTrainer, TrainOptions, Trainer, training_task}
 
 #[derive(Args)]
 pub(crate) struct CpuArgs {
-    /// Steps to time.
+    /// Number of steps to time.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Steps before the clock starts.
+    /// Untimed steps before them.
     #[arg(long, default_value_t = 3)]
     warmup: u32,
-    /// Threads, 1024 at most; all cores unless given.
+    /// Threads, at most 1024. Default: all cores.
     #[arg(long, value_parser = size::threads)]
     threads: Option<usize>,
-    /// Storage of parameters, gradients and optimizer state.
+    /// Number formats of parameters, gradients, optimizer state and matrix products.
     #[arg(long, value_enum, default_value_t = PrecisionArg::F32)]
     precision: PrecisionArg,
     /// How bf16 products are summed.
     #[arg(long, value_enum, default_value_t = CpuProductsArg::Fma)]
     cpu_products: CpuProductsArg,
-    /// Also train with this share of the device memory that everything resident takes, and compare.
+    /// Also train in this fraction of the device memory that training takes with everything resident, such as 0.25, and
+    /// compare speed and losses.
     #[arg(long, value_name = "SHARE")]
     budget: Option<f64>,
-    /// One line of JSON instead of a table.
+    /// Print one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also show how much of forward and backward each op takes.
+    /// Also show how much of the forward and backward pass each op takes.
     #[arg(long)]
     profile: bool,
 }

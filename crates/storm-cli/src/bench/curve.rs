@@ -17,13 +17,13 @@ use storm_plan::{Queue, Tier};
 pub(crate) struct CurveArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Budgets of device memory, everything included: `5GB,9GB,16GB`.
+    /// Device memory budgets, including the CUDA context: `5GB,9GB,16GB`.
     #[arg(long, value_parser = size::parse, value_delimiter = ',', required = true)]
     vram: Vec<u64>,
-    /// Draw the curve.
+    /// Draw the curve to this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
-    /// One line of JSON per budget instead of a table.
+    /// Print one line of JSON per budget instead of a table.
     #[arg(long)]
     json: bool,
 }

@@ -15,31 +15,31 @@ use storm_train::{Decoder, Generator, Sampling};
 
 #[derive(Args)]
 pub(crate) struct GenerateBenchArgs {
-    /// Preset; see `storm model list`.
+    /// Preset; `storm model list` lists them.
     #[arg(long, default_value = "qwen2.5-1.5b")]
     model: String,
-    /// Storage of weights, activations and the cache.
+    /// Number format of weights, activations and the KV cache.
     #[arg(long, value_enum, default_value_t = DtypeArg::Bf16)]
     precision: DtypeArg,
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     #[arg(long, default_value_t = 128, value_parser = positive)]
     prompt: usize,
-    /// Tokens to write after it.
+    /// Tokens to generate.
     #[arg(long, default_value_t = 256, value_parser = positive)]
     tokens: usize,
-    /// Tokens that the model looks back on. If not given, prompt and text.
+    /// Length of the context in tokens. Default: prompt and generated text.
     #[arg(long, value_parser = positive)]
     seq: Option<usize>,
-    /// 0 takes the likeliest token; more chooses among all.
+    /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
-    /// Fewer layers than the preset.
+    /// Number of layers. Default: the preset's.
     #[arg(long, value_parser = positive)]
     layers: Option<usize>,
-    /// Also time the nodes of each name by themselves, where everything is in device memory.
+    /// Also time the nodes of the graph, summed by name, if everything is in device memory.
     #[arg(long)]
     nodes: bool,
-    /// One object of JSON.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -23,21 +23,22 @@ pub(crate) use run_args::RunArgs;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
-    /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8.
+    /// Time a 10M-parameter GPT on the CPU: 6 layers, width 384, context 256, batch 8.
     Cpu(cpu::CpuArgs),
-    /// A real model on random tokens, with everything in device memory or under a budget.
+    /// Time training steps of a preset on random tokens, with everything in device memory or under a budget.
     Train(train::TrainBenchArgs),
-    /// A real model under one budget after another: a table and a picture of speed against memory.
+    /// Time a preset under several memory budgets: a table and a plot of speed against memory.
     Curve(curve::CurveArgs),
-    /// What a checkpoint every `--steps` steps costs a run: rounds of so many steps with and without.
+    /// Measure what a checkpoint every `--steps` steps costs: rounds of that many steps with and without one.
     Checkpoint(checkpoint::CheckpointBenchArgs),
-    /// Text by a model with random weights, token by token: everything in device memory, or streamed under a budget.
+    /// Time text generation by a preset with random weights, with everything in device memory or streamed under a
+    /// budget.
     Generate(generate::GenerateBenchArgs),
-    /// What a change of options does to the loss: a config with and without it, over several seeds.
+    /// Compare the losses of a config with and without a change of options, over several seeds.
     Loss(loss::LossArgs),
-    /// What predictions gain over plain training: tuned, with controls, over several seeds and with all overheads.
+    /// Compare weight prediction with plain training: tuned, with controls, over several seeds, all overheads included.
     Predict(predict::PredictBenchArgs),
-    /// One attention op, forward and backward, on a GPU.
+    /// Time one attention op on a GPU, forward and backward.
     Attention(attention::AttentionBenchArgs),
 }
 

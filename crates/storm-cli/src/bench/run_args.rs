@@ -1,4 +1,4 @@
-//! What benchmarks of real models have in common.
+//! Arguments that benchmarks of real models share.
 
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
@@ -21,79 +21,80 @@ const CHUNK_ROWS: usize = 2048;
 
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// Preset; see `storm model list`.
+    /// Preset; `storm model list` lists them.
     #[arg(long, default_value = "qwen2.5-1.5b")]
     pub(crate) model: String,
     /// Sequences per micro-batch.
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub(crate) batch: usize,
-    /// Micro-batches per step.
+    /// Micro-batches per step (gradient accumulation).
     #[arg(long, default_value_t = 8, value_parser = positive)]
     pub(crate) accumulate: usize,
     /// Tokens per sequence.
     #[arg(long, default_value_t = 1024, value_parser = positive)]
     pub(crate) seq: usize,
-    /// Where to train.
+    /// Device to train on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     pub(crate) device: DeviceArg,
-    /// Storage of parameters, gradients and optimizer state.
+    /// Number formats of parameters, gradients, optimizer state and matrix products.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16Stochastic)]
     pub(crate) precision: PrecisionArg,
     /// How both moments of the optimizer are stored.
     #[arg(long, value_enum, default_value_t = MomentsArg::Full)]
     pub(crate) moments: MomentsArg,
-    /// How activations wait for the backward pass.
+    /// How activations are stored until the backward pass.
     #[arg(long, value_enum, default_value_t = CodecArg::None)]
     pub(crate) activation_codec: CodecArg,
-    /// Rows of logits that exist at a time.
+    /// Rows (tokens) of logits to compute at a time.
     #[arg(long, default_value_t = CHUNK_ROWS, value_parser = positive)]
     pub(crate) chunk_rows: usize,
-    /// Steps to time.
+    /// Number of steps to time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
-    /// Steps before the clock starts. The last of them shows whether a plan's profile is right; without
-    /// any, it is taken to be.
+    /// Untimed steps before them. With --vram, the last one checks the hardware profile, which is corrected if it is
+    /// off; with 0, the profile is not checked.
     #[arg(long, default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// Train adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
+    /// Train LoRA adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
     #[arg(long)]
     pub(crate) lora: Option<LoraArg>,
-    /// How the weights beside adapters are stored.
+    /// How the frozen weights of a LoRA run are stored.
     #[arg(long, value_enum, default_value_t = BaseArg::Bf16)]
     pub(crate) base: BaseArg,
-    /// Fewer layers than the preset, to try a large model's layer on a small card.
+    /// Number of layers, such as fewer than the preset has to try a large model on a small card. Default: the preset's.
     #[arg(long, value_parser = positive)]
     pub(crate) layers: Option<usize>,
-    /// Pinned host memory that a plan may take. If not given, what this machine or its control group
-    /// has available less a little.
+    /// Host memory that a plan may use: 64GiB. Default: what this machine or its control group has available, less an
+    /// eighth but at most 4 GiB.
     #[arg(long, value_parser = size::parse)]
     pub(crate) ram: Option<u64>,
-    /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold.
+    /// Folder on a local disk for optimizer state and frozen weights that do not fit in host memory.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) disk: Option<PathBuf>,
-    /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.
+    /// Disk space that may be used: 200GB. Default: the free space less a tenth.
     #[arg(long, value_parser = size::parse)]
     pub(crate) disk_space: Option<u64>,
-    /// What the drive is rated for, in bytes written (TBW): 1200TB.
+    /// Rated endurance of the drive in bytes written (TBW in its data sheet): 1200TB. Default: estimated from what the
+    /// drive reports, if it does.
     #[arg(long, value_parser = size::parse)]
     pub(crate) disk_endurance: Option<u64>,
-    /// Run even if a run at this speed would use up more than a tenth of what the drive is rated for in a month. At a
-    /// terminal, STORM asks instead.
+    /// Run even if a run at this speed would use more than a tenth of the drive's rated endurance in 30 days. If false,
+    /// STORM asks at a terminal and refuses elsewhere.
     #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set)]
     pub(crate) accept_wear: bool,
-    /// Profile to plan with on a GPU: a built-in card or the file of a profile; see `storm plan
-    /// --hardware list`. On the CPU it is measured.
+    /// Hardware profile to plan with on a GPU: a built-in one (`storm plan --hardware list` names them) or a file that
+    /// `storm probe` wrote. Default: the profile of the card. The CPU is always measured.
     #[arg(long)]
     pub(crate) hardware: Option<String>,
-    /// Make copies take so many times as long, to see how a card with a slower connection fares.
+    /// Make copies take this many times as long, to simulate a slower bus: 1 to 100.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = slowdown)]
     pub(crate) slow_copies: f64,
-    /// Compute on so many of the card's multiprocessors, to see how a smaller card fares. Cards have a
-    /// granularity (8 on an H200): some more may be used.
+    /// Compute on this many multiprocessors of the card, to simulate a smaller one. Cards round the number up to a
+    /// multiple (of 8 on an H200).
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) multiprocessors: Option<usize>,
-    /// On a GPU, take so many seconds to find the fastest algorithms for matrix products. What was found is kept, so that
-    /// the next run takes none. Results do not change.
+    /// On a GPU, seconds to spend on finding the fastest algorithms for matrix products. They are kept for the next
+    /// run, and do not change results.
     #[arg(long, default_value_t = tuning::SECONDS_MAX, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) tune: f64,
     #[command(flatten)]

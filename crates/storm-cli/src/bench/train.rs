@@ -21,16 +21,17 @@ use storm_train::{Precision, ReferenceTrainer};
 pub(crate) struct TrainBenchArgs {
     #[command(flatten)]
     pub(super) run: RunArgs,
-    /// Train under a plan within this much device memory, everything included: `9GB`, `16GiB`.
+    /// Train under a plan within this much device memory, including the CUDA context: `9GB`, `16GiB`. Default: no plan,
+    /// everything stays in device memory.
     #[arg(long, value_parser = size::parse)]
     vram: Option<u64>,
-    /// Write what the queues did in the last step, for Perfetto or chrome://tracing.
+    /// Write a trace of the queues in the last step, for ui.perfetto.dev or chrome://tracing.
     #[arg(long, requires = "vram")]
     pub(super) trace: Option<PathBuf>,
-    /// Write the same as a page for people: queues and memory over time, and what they add up to.
+    /// Write an HTML report of the last step: queues and memory over time, and their totals.
     #[arg(long, requires = "vram", value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
-    /// One line of JSON instead of tables.
+    /// Print one line of JSON instead of tables.
     #[arg(long)]
     pub(super) json: bool,
 }

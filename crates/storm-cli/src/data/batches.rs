@@ -9,31 +9,31 @@ use storm_data::{Dataset, Loader, LoaderOptions, write_batches};
 
 #[derive(Args)]
 #[command(after_long_help = "\
-The file is in the safetensors format: `tokens` and `targets`, and `segments` for samples, each of i32 and the
-shape (count, batch, seq). A target of -100 does not count. `storm train` with the same data, seq, batch and seed
-takes these batches one after another, and with accumulate several to a step.")]
+The file is in safetensors format and holds `tokens` and `targets`, and `segments` for samples: i32 tensors of shape
+(count, batch, seq). Targets of -100 are masked. `storm train` with the same data, seq, batch, overlong and seed reads
+the same batches in the same order, `accumulate` of them per step.")]
 pub(crate) struct BatchesArgs {
     /// Directory that `storm data pack` wrote.
     dir: PathBuf,
     /// Tokens per sequence.
     #[arg(long)]
     seq: usize,
-    /// What becomes of samples that are longer than that, as `storm train` is given it.
+    /// What to do with samples longer than --seq, as in `storm train`.
     #[arg(long, value_enum, default_value_t = OverlongArg::Drop)]
     overlong: OverlongArg,
     /// Sequences per batch.
     #[arg(long)]
     batch: usize,
-    /// Of the order, as `storm train` is given it.
+    /// Seed of the data order, as in `storm train`.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Batches to write.
+    /// Number of batches to write.
     #[arg(long)]
     count: u64,
-    /// File to write; one that is there is replaced.
+    /// File to write; an existing one is replaced.
     #[arg(long, value_name = "FILE.safetensors")]
     out: PathBuf,
-    /// Print JSON: the file, and the rows and tokens of an epoch.
+    /// Print JSON: the file, and the rows and samples of an epoch.
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! How fast a disk reads records, measured on some that are made up for it and removed.
+//! How fast a disk reads records, measured on synthetic records that are removed afterwards.
 
 use crate::train::loader_threads;
 use anyhow::Result;
@@ -23,7 +23,7 @@ const BATCH: usize = 256;
 /// Enough for all threads.
 const DATA_RAM: u64 = 1 << 30;
 
-/// Measures reading in a directory, with the threads of a run, for about two seconds.
+/// Measures reading in a directory, with the threads of a run, for about three seconds.
 pub(crate) fn measure(directory: &Path) -> Result<DiskProfile> {
     let raw = Trial::new(directory, &SHAPE, u64::MAX, Codec::None)?;
     let (rates, reading_path) = rates(&raw)?;
@@ -58,7 +58,7 @@ pub(crate) fn words(disk: &DiskProfile) -> String {
     )
 }
 
-/// Some made-up records, gone in the end.
+/// Synthetic records, removed when this is dropped.
 pub(super) struct Trial(TempDir);
 
 impl Trial {

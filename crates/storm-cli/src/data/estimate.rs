@@ -20,45 +20,45 @@ use storm_plan::{DiskProfile, Link};
 
 #[derive(Args)]
 #[command(after_long_help = "\
-Reads parts of the dataset for a second to see how fast that goes. Without a dataset, the figures of the disk in the
-hardware profile count, if `storm probe` measured some; otherwise 64 MiB of made-up records are written to --at, read,
-and removed.
+Reads parts of the dataset for about two seconds to measure how fast that is; compressed datasets may take longer.
+Without a dataset, the disk figures of the hardware profile are used, if `storm probe` measured them; otherwise up to
+64 MiB of synthetic records are written to --at, read, and removed.
 
 Example: storm data estimate --records 5000000 --shape 32,32,3 --data-ram 2GiB --rate 50000 --hardware rtx-4090
 Example: storm data estimate books --seq 1024 --batch 8 --model gpt2")]
 pub(crate) struct EstimateArgs {
-    /// Directory of records or text that `storm data pack` wrote.
+    /// Directory of a dataset that `storm data pack` wrote.
     #[arg(required_unless_present = "records")]
     dir: Option<PathBuf>,
-    /// Records of an epoch; those of the dataset if not given.
+    /// Records per epoch. Default: those of the dataset.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 48))]
     records: Option<u64>,
-    /// The shape of a record of bytes.
+    /// Shape of a record, in bytes: height, width, channels.
     #[arg(long, value_delimiter = ',', default_value = "32,32,3", conflicts_with = "dir")]
     shape: Vec<usize>,
-    /// Where made-up records are written. If it is given, the disk is measured there whatever the profile says.
+    /// Directory to write the synthetic records to. If given, its disk is measured even if the profile has figures.
     #[arg(long, value_name = "DIR", conflicts_with = "dir")]
     at: Option<PathBuf>,
-    /// Records or rows in a batch: 256 records, or 8 rows of text, if not given.
+    /// Records or rows of text per batch. Default: 256 records, or 8 rows of text.
     #[arg(long, value_parser = size::positive)]
     batch: Option<usize>,
-    /// Tokens in a row of text.
+    /// Tokens per row of text.
     #[arg(long, default_value_t = 1024, value_parser = size::positive)]
     seq: usize,
-    /// Memory for the data.
+    /// Host memory for data read ahead from disk.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     data_ram: u64,
-    /// The order of records or rows: window, or global for text, if not given.
+    /// Order of records or rows. Default: `window` for records, `global` for text.
     #[arg(long, value_enum)]
     order: Option<OrderArg>,
-    /// Threads that read; as many as `storm train` has if not given.
+    /// Threads that read. Default: as many as `storm train` uses.
     #[arg(long)]
     workers: Option<usize>,
-    /// Records or tokens per second that the model takes.
+    /// Records or tokens per second that the model trains on.
     #[arg(long, value_parser = rate, conflicts_with = "model")]
     rate: Option<f64>,
-    /// The model, in place of --rate: small-cnn, resnet-9, resnet-18, or the directory of an image classifier; for text the
-    /// name of a language model, such as gpt2, or its directory. A step of it is planned for the hardware.
+    /// Model whose speed to predict, instead of --rate: small-cnn, resnet-9, resnet-18, or the directory of an image
+    /// classifier; for text, a preset such as gpt2, or its directory. A step of it is planned for the hardware.
     #[arg(long)]
     model: Option<String>,
     #[arg(long, value_name = "NAME|FILE", help = hardware::help())]

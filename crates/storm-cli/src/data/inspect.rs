@@ -18,10 +18,10 @@ const SHOWN_TOKENS: u64 = 64;
 pub(crate) struct InspectArgs {
     /// Directory that `storm data pack` wrote.
     dir: PathBuf,
-    /// Read every byte and compare it with its checksum.
+    /// Read all data and verify its checksums.
     #[arg(long)]
     verify: bool,
-    /// Documents or samples of text to show the beginning of.
+    /// Number of documents or samples of text to show the beginning of.
     #[arg(long, default_value_t = 3)]
     samples: u64,
     /// Print JSON.

@@ -18,15 +18,15 @@ use storm_data::{DataError, WorkerCommand, run_worker};
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
-    /// Turn text, JSON, tables or images into a dataset: shards that training reads without loading them.
+    /// Convert text, JSON, tables or images to a dataset on disk, which training streams from there.
     Pack(pack::PackArgs),
-    /// Show what a dataset holds, and check it.
+    /// Show what a dataset holds; --verify checks its checksums.
     Inspect(inspect::InspectArgs),
-    /// Write the batches that training sees, in their order, for other programs to train on.
+    /// Write the batches that training reads, in order, to a file for other programs.
     Batches(batches::BatchesArgs),
-    /// Say how fast records can be read here, which stage is the slowest, and what memory that takes.
+    /// Estimate how fast this machine can read a dataset, which stage is the slowest, and what memory it takes.
     Estimate(estimate::EstimateArgs),
-    /// Run third-party code for another process of this program; started by it alone.
+    /// Run third-party code in a separate process; only STORM itself starts this.
     #[command(hide = true)]
     Worker,
 }

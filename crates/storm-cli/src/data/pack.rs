@@ -16,76 +16,77 @@ use storm_data::{
 
 #[derive(Args)]
 #[command(after_long_help = "\
-JSONL has an object in each line, JSON an array of them, and tables (CSV, TSV, Parquet) have columns with these names; \
-other fields are passed over:
+JSONL has one object per line, JSON an array of objects, and tables (CSV, TSV, Parquet) have columns with these names; \
+other fields are ignored:
   {\"text\": \"…\"}                                          a document
   {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}  a chat, with or without \"tools\": […]
   {\"prompt\": \"…\", \"completion\": \"…\"}                   an instruction
-  {\"conversations\": […]}, {\"instruction\": \"…\", …}       chats as ShareGPT and Alpaca have them
-Of chats what the assistant says is learned, of instructions the completion.
+  {\"conversations\": […]}, {\"instruction\": \"…\", …}       ShareGPT and Alpaca formats
+In chats, training learns only the assistant's messages; in instructions, only the completion.
 
-Names say what files are: .jsonl or .ndjson, .json, .csv, .tsv, .parquet, also with .gz or .zst; others are text. The \
-files of a folder are packed by name. A folder of images is recognized: CIFAR-10, MNIST, or a folder for each class.
+The name of a file decides its format: .jsonl or .ndjson, .json, .csv, .tsv, .parquet, each also with .gz or .zst; \
+all others are text. The files of a folder are packed in order of their names. Folders of images are recognized: \
+CIFAR-10, MNIST, or a subfolder for each class.
 
 Examples: storm data pack corpus/*.txt --tokenizer bytes --held-out 0.05 --out books
           zcat dump.gz | storm data pack - --format jsonl --tokenizer bytes --out dump
           storm data pack cifar-10-batches-bin --out cifar")]
 pub(crate) struct PackArgs {
-    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of records; folders of such
+    /// Files of UTF-8 text (each a document, or several separated by `<|endoftext|>`), JSON or tables; folders of such
     /// files; `-` for standard input; or a folder of images.
     #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
     input: Vec<PathBuf>,
-    /// For text: a tokenizer.json, a folder with one, or `bytes`: every byte is a token.
+    /// For text: a tokenizer.json, a folder that has one, or `bytes` (every byte is a token).
     #[arg(long)]
     tokenizer: Option<String>,
     /// Directory to write. It must not exist, unless --overwrite is given.
     #[arg(long)]
     out: PathBuf,
-    /// What the files are: by their names, or all the same. Of folders only files of that kind are packed.
+    /// Format of the files; `auto` goes by their names. From folders, only files of that format are packed.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     format: FormatArg,
-    /// Share of the data that is held out for evaluation: of text its end, of records evenly chosen ones.
+    /// Fraction of the data to hold out for evaluation, such as 0.05: the end of a text, or evenly spaced records.
     #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
     held_out: f64,
-    /// Token that ends a document, by its name in the tokenizer; found by itself for the usual ones.
+    /// Token that ends a document, by its name in the tokenizer. Default: found automatically for common tokenizers.
     #[arg(long, value_name = "TOKEN")]
     end_of_text: Option<String>,
-    /// How chats become text: `model`, the template that came with the tokenizer (chat_template.jinja, or in
-    /// tokenizer_config.json); `chatml`; `plain`, a line of `role: message` each; or the path of a Jinja template.
-    /// `model` if not given.
+    /// Template for chats: `model` (the one that came with the tokenizer, in chat_template.jinja or
+    /// tokenizer_config.json), `chatml`, `plain` (a line `role: message` for each message), or the path of a Jinja
+    /// template. Default: `model`.
     #[arg(long, value_name = "TEMPLATE")]
     chat_template: Option<String>,
-    /// Take special tokens that are written out in prompts and completions for text. In documents they always are.
+    /// Treat special tokens in prompts and completions as plain text. In documents they always are.
     #[arg(long)]
     plain_text: bool,
     /// Replace the output directory if it is a dataset.
     #[arg(long)]
     overwrite: bool,
-    /// How blocks are compressed; `none` if not given.
+    /// Compression of blocks. Default: `none`.
     #[arg(long, value_enum)]
     codec: Option<CodecArg>,
-    /// Skip records and images that cannot be packed, and count them.
+    /// Skip records and images that cannot be packed, and count them, instead of stopping.
     #[arg(long)]
     skip_bad: bool,
-    /// For folders of images: resize those of another size, SIDE or HEIGHTxWIDTH.
+    /// For folders of images: resize images to SIDE or HEIGHTxWIDTH pixels, such as 32 or 32x48.
     #[arg(long, value_parser = parse_size)]
     size: Option<[usize; 2]>,
-    /// Make up so many records of random bytes, each with its number, instead of reading any.
+    /// Generate this many records of random bytes instead of reading input; each also has its number.
     #[arg(long, value_name = "COUNT")]
     synthetic: Option<u64>,
-    /// The shape of a synthetic record.
+    /// For --synthetic: shape of a record.
     #[arg(long, value_delimiter = ',', default_value = "32,32,3", requires = "synthetic")]
     shape: Vec<usize>,
-    /// Classes of synthetic records.
+    /// For --synthetic: number of classes.
     #[arg(long, default_value_t = 10, requires = "synthetic")]
     classes: u32,
-    /// Threads that encode text; the number of processors if not given.
+    /// Threads that tokenize text. Default: the number of processors.
     #[arg(long)]
     threads: Option<usize>,
-    /// Tokens in a shard of text; 2^28 if not given.
+    /// Tokens per shard of text. Default: 268435456 (2^28).
     #[arg(long)]
     shard_tokens: Option<u64>,
-    /// Show nothing but errors.
+    /// Print only errors.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
     /// Print JSON.
@@ -115,11 +116,11 @@ fn parse_size(text: &str) -> Result<[usize; 2], String> {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum CodecArg {
-    /// Not compressed.
+    /// No compression.
     None,
     /// Smaller.
     Zstd,
-    /// Quicker to read.
+    /// Faster to read.
     Lz4,
 }
 

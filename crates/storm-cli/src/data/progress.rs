@@ -5,7 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::io::IsTerminal;
 
-/// Who wants to see progress.
+/// Whether to show progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Show {
     Progress,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
-    /// Directory that runs will be written to.
+    /// Directory for runs and data: its free space and the speed of its disk are checked.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
     /// Print JSON.

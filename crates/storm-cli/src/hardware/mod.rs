@@ -144,8 +144,8 @@ pub(crate) fn caution(profile: &HardwareProfile) -> Option<String> {
 pub(crate) fn help() -> String {
     let names: Vec<&str> = HardwareProfile::builtin_names().collect();
     format!(
-        "A built-in card, the file of a profile that `storm probe` wrote, or `list`. If not given, the card in this \
-         machine; without one, {WITHOUT_CARD}. Built in: {}",
+        "Hardware profile: a built-in card, a file that `storm probe` wrote, or `list` to list the built-in ones. \
+         Default: the card in this machine, measured on first use; without a card, {WITHOUT_CARD}. Built in: {}",
         names.join(", ")
     )
 }

@@ -18,20 +18,20 @@ const ANSWER_BYTES_MAX: u64 = 1 << 16;
 
 #[derive(Args)]
 #[command(
-    after_help = "It looks in the current folder for a model directory and for data, and at the GPU and the memory of this \
-                  machine. What it writes passes the checks of `storm train`."
+    after_help = "Suggestions come from what is in the current folder (a model directory, data) and from the GPU and \
+                  memory of this machine. The config passes the checks of `storm train`."
 )]
 pub(crate) struct InitArgs {
-    /// The file to write. One that is there stays, and is an error.
+    /// Config file to write; it must not exist.
     #[arg(default_value = "storm.toml")]
     out: PathBuf,
-    /// A preset, a Hugging Face directory, or the name of a model on the hub. If not given, it is asked for.
+    /// A preset, a Hugging Face directory, or a model on the hub (`OWNER/MODEL`). If not given, the command asks.
     #[arg(long)]
     model: Option<String>,
-    /// A dataset that `storm data pack` made, or text. If not given, it is asked for.
+    /// A dataset that `storm data pack` wrote, or files of text or chats. If not given, the command asks.
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Ask nothing: take what is given, what is found, and defaults.
+    /// Ask nothing: use what is given, what is found, and defaults.
     #[arg(long)]
     yes: bool,
 }

@@ -1,4 +1,4 @@
-//! What `storm plan` is called with.
+//! Arguments of `storm plan`.
 
 use super::ranks::RankArgs;
 use crate::base::BaseArg;
@@ -17,82 +17,83 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
-    after_help = "With a config file, the plan is that of `storm train CONFIG` on this machine, or on --hardware. Flags \
-                  override the file."
+    after_help = "With a config file, this is the plan that `storm train CONFIG` would use on this machine, or \
+                  on --hardware. Flags override the file."
 )]
 pub(crate) struct PlanArgs {
-    /// The config file of a run: model, step, precision and memory are taken from it.
+    /// Config file of a run; model, step size, precision and memory come from it.
     pub(super) config: Option<PathBuf>,
-    /// A preset (see `storm model list`), a Hugging Face directory, or the name of a model on the hub,
-    /// `OWNER/MODEL`: only config.json is read.
+    /// A preset (`storm model list`), a Hugging Face directory, or a model on the hub (`OWNER/MODEL`). Only config.json
+    /// is read.
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// Adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
+    /// Train LoRA adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
     #[arg(long)]
     pub(super) lora: Option<LoraArg>,
-    /// How the weights beside adapters are stored; bf16 if not given.
+    /// How the frozen weights of a LoRA run are stored. Default: bf16.
     #[arg(long, value_enum)]
     pub(super) base: Option<BaseArg>,
-    /// Sequences per micro-batch.
+    /// Sequences or pictures per micro-batch. Without a config file, give this or --tokens-per-step.
     #[arg(long, value_parser = positive, conflicts_with = "tokens_per_step")]
     pub(super) batch: Option<usize>,
-    /// Micro-batches per step; 1 if not given.
+    /// Micro-batches per step (gradient accumulation). Default: 1.
     #[arg(long, value_parser = positive, conflicts_with = "tokens_per_step")]
     pub(super) accumulate: Option<usize>,
-    /// Tokens of a step instead of --batch and --accumulate, which are then chosen for speed.
+    /// Tokens per step, instead of --batch and --accumulate, which are then chosen for speed.
     #[arg(long, value_parser = positive)]
     pub(super) tokens_per_step: Option<usize>,
-    /// Tokens per sequence; 1024 if there is no config file.
+    /// Tokens per sequence. Default without a config file: 1024.
     #[arg(long, value_parser = positive)]
     pub(super) seq: Option<usize>,
-    /// Storage of parameters, gradients and optimizer state; bf16-stochastic if not given.
+    /// Number formats of parameters, gradients, optimizer state and matrix products. Default: bf16-stochastic.
     #[arg(long, value_enum)]
     pub(super) precision: Option<PrecisionArg>,
-    /// How both moments of the optimizer are stored; full if not given.
+    /// How both moments of the optimizer are stored. Default: full.
     #[arg(long, value_enum)]
     pub(super) moments: Option<MomentsArg>,
-    /// How activations wait for the backward pass; none if not given.
+    /// How activations are stored until the backward pass. Default: none.
     #[arg(long, value_enum)]
     pub(super) activation_codec: Option<CodecArg>,
-    /// Rows of logits that exist at a time; 2048 if not given.
+    /// Rows (tokens) of logits to compute at a time. Default: 2048.
     #[arg(long, value_parser = positive)]
     pub(super) chunk_rows: Option<usize>,
-    /// Device memory of the process, everything included: 16GiB, 12GB, 500MiB. If not given, that of
-    /// the card less a little.
+    /// Device memory that the process may use, including the CUDA context: 16GiB, 12GB, 500MiB. Default: the card's
+    /// memory less 2 %.
     #[arg(long, value_parser = size::parse)]
     pub(super) vram: Option<u64>,
-    /// Host memory for what does not stay on the device. If not given, what this machine or its
-    /// control group has available less a little.
+    /// Host memory that the run may use: 64GiB. Default: what this machine or its control group has available, less an
+    /// eighth but at most 4 GiB.
     #[arg(long, value_parser = size::parse)]
     pub(super) ram: Option<u64>,
-    /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold. It is measured,
-    /// and nothing stays there.
+    /// Folder on a local disk for optimizer state and frozen weights that do not fit in host memory. The speed of the
+    /// disk is measured; no files stay behind.
     #[arg(long, value_name = "FOLDER")]
     pub(super) disk: Option<PathBuf>,
-    /// How much of that disk may be used: 200GB. If not given, what is free less a tenth. Without --disk, a drive
-    /// that reads 3.4 GB/s and writes 2.0 GB/s is assumed, or that of the hardware's profile.
+    /// Disk space that the run may use: 200GB. Default: the free space less a tenth. Without --disk, the plan assumes
+    /// the drive in the hardware profile, or one that reads 3.4 GB/s and writes 2.0 GB/s.
     #[arg(long, value_parser = size::parse)]
     pub(super) disk_space: Option<u64>,
-    /// With --disk-space and without --disk: this many such drives that share the work, 64 at most; 1 if not given.
+    /// For --disk-space without --disk: number of such drives that share the work, at most 64. Default: 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     #[arg(requires = "disk_space", conflicts_with = "disk")]
     pub(super) disk_drives: Option<u8>,
-    /// What the drive is rated for, in bytes written (TBW): 1200TB.
+    /// Rated endurance of the drive in bytes written (TBW in its data sheet): 1200TB. Default: estimated from what the
+    /// drive reports, if it does.
     #[arg(long, value_parser = size::parse)]
     pub(super) disk_endurance: Option<u64>,
     #[arg(long, value_name = "NAME|FILE", help = hardware::help())]
     pub(super) hardware: Option<String>,
-    /// What steps do while a checkpoint is written; auto if not given.
+    /// Whether training continues while a checkpoint is written. Default: auto.
     #[arg(long, value_enum)]
     pub(super) save_mode: Option<SaveModeArg>,
-    /// Also plan the step with activations and with moments in 8 bits, and say what each would gain. Takes as long again for
-    /// each.
+    /// Also plan the step with 8-bit activations and with 8-bit moments, and print what each would gain. Each takes as
+    /// long as the plan itself.
     #[arg(long)]
     pub(super) what_if: bool,
-    /// One object of JSON instead of tables.
+    /// Print one JSON object instead of tables.
     #[arg(long)]
     pub(super) json: bool,
-    /// Write the simulated step to this file, for Chrome's about:tracing or ui.perfetto.dev.
+    /// Write a trace of the simulated step to this file, for ui.perfetto.dev or chrome://tracing.
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,
     #[command(flatten)]

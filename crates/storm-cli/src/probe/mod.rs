@@ -21,16 +21,16 @@ pub(crate) struct ProbeArgs {
     /// File to write the profile to.
     #[arg(long, default_value = "storm-profile.json")]
     out: PathBuf,
-    /// Fewer shapes, each for a shorter time: for a first look.
+    /// Measure fewer shapes, each for a shorter time.
     #[arg(long)]
     quick: bool,
-    /// What to measure.
+    /// Device to measure.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
-    /// Which GPU, from 0.
+    /// Number of the GPU, from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
-    /// A directory on the disk that datasets are on. Some records are written there, read, and removed.
+    /// Directory on the disk that holds datasets. Some records are written there, read, and removed.
     #[arg(long, default_value = ".", value_name = "DIR")]
     at: PathBuf,
     /// Print the profile as JSON.
@@ -42,7 +42,7 @@ pub(crate) struct ProbeArgs {
 enum DeviceArg {
     /// An NVIDIA GPU.
     Cuda,
-    /// The CPU device.
+    /// The CPU.
     Cpu,
 }
 

@@ -1,4 +1,4 @@
-//! `storm verify`: proofs, one line each, PASS or FAIL with the figure.
+//! `storm verify`: checks, one line each, PASS or FAIL with the figure.
 
 mod claims;
 mod data;
@@ -15,46 +15,47 @@ use storm_verify::{verify_models, verify_ops, verify_plans, verify_row_chunks};
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
-    /// What to check. All but --data compare with the CPU device.
+    /// Device to check. On the CPU only --data can be checked; all other checks compare a GPU with the CPU.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
-    /// Check every op on random shapes, f32 and bf16, that a second run gives the same bits, and that
-    /// products by chunks of rows do.
+    /// Check every op on random shapes in f32 and bf16 against the CPU, that a second run gives the same bits, and that
+    /// matrix products computed in chunks of rows do.
     #[arg(long)]
     ops: bool,
-    /// Check the gradients of small models of every family, and that training repeats bit by bit.
+    /// Check the gradients of small models of every family, and that training is repeatable bit for bit.
     #[arg(long)]
     models: bool,
-    /// Check that training under random plans, and under the planner's own, gives the bits of everything
+    /// Check that training under random plans and under the planner's own gives the same bits as with everything
     /// resident, with random delays in every queue.
     #[arg(long)]
     plans: bool,
-    /// Check the queues of the device: small plans with random delays and slowed copies against plain
-    /// arithmetic, a budget that is too small, and a kernel that fails.
+    /// Check the device's queues: small plans with random delays and slowed copies against plain arithmetic, a budget
+    /// that is too small, and a kernel that fails.
     #[arg(long)]
     queues: bool,
-    /// Measure what is claimed of training under a budget: that copies hide, host memory is exact, and
-    /// memory and time are as predicted.
+    /// Measure what STORM claims of training under a budget: that copies are hidden, that host memory is exact, and
+    /// that memory and time match the prediction.
     #[arg(long)]
     claims: bool,
     #[command(flatten)]
     data: data::DataArgs,
-    /// The card's profile, for the planner: a built-in card or a file that `storm probe` wrote.
+    /// Hardware profile to plan with: a built-in card, or a file that `storm probe` wrote. Default: the profile of the
+    /// card.
     #[arg(long)]
     hardware: Option<String>,
-    /// Random plans over all families.
+    /// For --plans: number of random plans over all model families.
     #[arg(long, default_value_t = 50)]
     plan_count: usize,
-    /// Random shapes per op.
+    /// For --ops and --queues: number of random cases.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Runs of the same training.
+    /// For --models: number of runs to compare.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
     runs: u32,
-    /// Steps of each.
+    /// For --models: steps of each run.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Print one object of JSON with every check, instead of tables.
+    /// Print one JSON object with every check instead of tables.
     #[arg(long)]
     json: bool,
 }
@@ -63,7 +64,7 @@ pub(crate) struct VerifyArgs {
 enum DeviceArg {
     /// The first NVIDIA GPU.
     Cuda,
-    /// The CPU device, for --data alone.
+    /// The CPU, for --data only.
     Cpu,
 }
 

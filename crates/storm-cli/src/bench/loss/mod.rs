@@ -15,22 +15,22 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 pub(crate) struct LossArgs {
-    /// The config of a run, with an `eval-every`.
+    /// Config of a run; it must set `eval-every`.
     config: PathBuf,
-    /// Flags of `storm train` that make another variant of the run, in quotation marks: "--base int8". May be given several
-    /// times. The variant that all others are compared with is the config as it is.
+    /// A variant to compare with the config: flags of `storm train` in quotes, such as "--base int8". May be given
+    /// several times.
     #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, required = true)]
     change: Vec<String>,
-    /// Run each variant with so many seeds: 0, 1, 2, …
+    /// Number of seeds to run each variant with: 0, 1, 2, …
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: u64,
-    /// Folder of the runs. Those in it that are finished are not repeated, others are resumed.
+    /// Folder of the runs. Finished runs in it are not repeated; unfinished ones are resumed.
     #[arg(long, default_value = "runs/loss")]
     runs: PathBuf,
-    /// Draw the losses, and how they differ.
+    /// Draw the losses and their differences to this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
-    /// One line of JSON per variant instead of a table.
+    /// Print one line of JSON per variant instead of a table.
     #[arg(long)]
     json: bool,
 }

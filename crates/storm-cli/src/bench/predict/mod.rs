@@ -38,19 +38,19 @@ const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
 #[derive(Args)]
 pub(crate) struct PredictBenchArgs {
-    /// The config of a run that does not predict, with held-out data: some rows for validation, as many as `eval-steps`
-    /// says; those that predictions need; and the rest to test on.
+    /// Config of a run without `predict`, with held-out data: some for validation (`eval-steps`), some for predictions,
+    /// and the rest as a test set.
     config: PathBuf,
-    /// Steps of each run. If not given, those of the config.
+    /// Steps of each run. Default: those of the config.
     #[arg(long)]
     steps: Option<NonZeroU64>,
-    /// Run everything with so many seeds: 0, 1, 2, …
+    /// Number of seeds to run everything with: 0, 1, 2, …
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: u64,
-    /// Learning rates to choose from, in multiples of the config's.
+    /// Learning rates to try, as multiples of the config's.
     #[arg(long, value_delimiter = ',', default_values_t = [0.5, 1.0, 2.0], value_parser = factor)]
     rates: Vec<f64>,
-    /// Methods to compare, all if not given; see docs/predictive.md.
+    /// Methods to compare; see docs/predictive.md. Default: all.
     #[arg(long, value_delimiter = ',')]
     methods: Vec<String>,
     /// Steps of a full phase.
@@ -62,20 +62,20 @@ pub(crate) struct PredictBenchArgs {
     /// Micro-batches of the probe, and as many for corrections.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=65_536))]
     probe_batches: u32,
-    /// Folder of the runs. Runs that `finished.jsonl` in it has are not repeated.
+    /// Folder of the runs. Runs listed in its `finished.jsonl` are not repeated.
     #[arg(long, default_value = "runs/predict")]
     runs: PathBuf,
-    /// Begin no run after so many seconds. The next call makes those that are left.
+    /// Start no new run after this many seconds. Run the same command again to continue.
     #[arg(long, value_name = "SECONDS")]
     within: Option<u64>,
-    /// Write a page with pictures.
+    /// Write an HTML page with plots.
     #[arg(long, value_name = "FILE.html")]
     page: Option<PathBuf>,
-    /// Replace the table of this task in a document, between `<!-- storm bench predict: NAME -->` and `<!-- end of NAME -->`,
-    /// where NAME is that of the config without `.toml`.
+    /// Update the table of this task in a Markdown file, between `<!-- storm bench predict: NAME -->` and `<!-- end of
+    /// NAME -->`, where NAME is the name of the config without `.toml`.
     #[arg(long, value_name = "FILE.md")]
     document: Option<PathBuf>,
-    /// One line of JSON per method instead of a table.
+    /// Print one line of JSON per method instead of a table.
     #[arg(long)]
     json: bool,
 }

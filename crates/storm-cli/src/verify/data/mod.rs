@@ -44,29 +44,29 @@ const TUNE_SECONDS: f64 = 5.0;
 
 #[derive(Args)]
 pub(super) struct DataArgs {
-    /// Check that training from a set on disk is as fast as from the same set in memory, in the same device memory. The
-    /// set is made for it, and removed: of random pictures, or of those of DATASET, which `storm data pack` wrote, each
-    /// several times; and of made-up text of twice --data-ram.
+    /// Check that training from a dataset on disk is as fast as from the same dataset in memory, in the same device
+    /// memory. Test datasets are created and removed: one of random pictures, or of repeated pictures of DATASET, which
+    /// `storm data pack` wrote; and one of synthetic text of twice --data-ram.
     #[arg(long, value_name = "DATASET", num_args = 0..=1)]
     data: Option<Option<PathBuf>>,
-    /// Bytes of pixels in the set: 15.4GB on a GPU and 100MB on the CPU if not given. All of them must fit into host
-    /// memory too, to compare with.
+    /// Bytes of pixels in the picture dataset. All of it must also fit in host memory. Default: 15.4GB on a GPU, 100MB
+    /// on the CPU.
     #[arg(long, value_parser = size::parse, requires = "data")]
     data_size: Option<u64>,
-    /// Where the set is made, on the disk to check.
+    /// Where to create the datasets, on the disk to check.
     #[arg(long, default_value = ".", value_name = "DIR", requires = "data")]
     data_at: PathBuf,
-    /// Memory for the data while it is read from disk: 1GiB on a GPU and 16MiB on the CPU if not given.
+    /// Host memory for data while it is read from disk. Default: 1GiB on a GPU, 16MiB on the CPU.
     #[arg(long, value_parser = size::parse, requires = "data")]
     data_ram: Option<u64>,
-    /// Image classifiers and language models to train: small-cnn and gpt2 on a GPU, small-cnn and a tiny gpt2 on the CPU if
-    /// not given.
+    /// Image classifiers and language models to train. Default: small-cnn and gpt2 on a GPU, small-cnn and a tiny gpt2
+    /// on the CPU.
     #[arg(long, value_delimiter = ',', value_name = "MODEL", requires = "data")]
     data_models: Vec<String>,
-    /// Pictures in a batch.
+    /// Pictures per batch.
     #[arg(long, default_value_t = 512, value_parser = size::positive, requires = "data")]
     data_batch: usize,
-    /// Seconds of each turn; there are three of each kind.
+    /// Seconds of each measurement; there are three from disk and three from memory.
     #[arg(long, default_value_t = 3.0, value_parser = seconds, requires = "data")]
     data_seconds: f64,
 }
