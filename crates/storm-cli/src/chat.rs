@@ -18,30 +18,30 @@ const MESSAGE_BYTES_MAX: u64 = 1 << 20;
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 const HELP: &str = "\
-/reset      begin anew
-/save FILE  write the conversation as a line of JSONL, which `storm data pack` and --load take
-/help       this
-/quit       leave; so does the end of the input";
+/reset      start over
+/save FILE  save the conversation as a line of JSONL, for `storm data pack` and --load
+/help       show this list
+/quit       quit; the end of the input does the same";
 
 #[derive(Args)]
 pub(crate) struct ChatArgs {
-    /// A Hugging Face directory, the folder of a run (its newest checkpoint), that of a checkpoint, or the name of a model
-    /// on the hub, `OWNER/MODEL`.
+    /// Model: a Hugging Face directory, a run's folder (its newest checkpoint), a checkpoint's folder, an adapter's
+    /// folder, or a model on the hub (`OWNER/MODEL`).
     model: PathBuf,
     #[command(flatten)]
     which: Which,
-    /// What the assistant is told before the conversation.
+    /// System message.
     #[arg(long)]
     system: Option<String>,
-    /// Go on with a conversation that /save wrote.
+    /// Continue a conversation that /save wrote.
     #[arg(long, conflicts_with = "system")]
     load: Option<PathBuf>,
     #[command(flatten)]
     writing: WritingArgs,
-    /// Tokens of an answer at most; less if the model ends it.
+    /// Most tokens of an answer; the model may end it earlier.
     #[arg(long, default_value_t = 1024, value_parser = positive)]
     tokens: usize,
-    /// Tokens that a conversation may have. If not given, 4096, or as many positions as the model has.
+    /// Most tokens of a conversation. Default: 4096, or the model's positions if it has fewer.
     #[arg(long, value_parser = positive)]
     seq: Option<usize>,
 }

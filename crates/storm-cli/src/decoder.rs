@@ -17,13 +17,14 @@ use storm_train::{Decoder, decoding_task};
 /// Where to compute, and with how much memory.
 #[derive(Args)]
 pub(crate) struct PlaceArgs {
-    /// Where to compute. `auto` takes the GPU if there is one that can be used.
+    /// Device to compute on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     device: DeviceArg,
-    /// Device memory to use at most. A model that is larger is streamed through it. If not given, what the card has.
+    /// Device memory to use at most: 8GiB. A larger model is streamed from host memory. Default: the card's memory less
+    /// 2 %.
     #[arg(long, value_parser = size::parse)]
     vram: Option<u64>,
-    /// Host memory to use at most. If not given, what is available.
+    /// Host memory to use at most: 32GiB. Default: what is available, with some headroom.
     #[arg(long, value_parser = size::parse)]
     ram: Option<u64>,
 }

@@ -34,62 +34,63 @@ const DATA_RAM: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct EvalArgs {
-    /// A run (its newest checkpoint), a checkpoint, a Hugging Face directory, or the name of a model on the hub. A run is
-    /// evaluated as it evaluates itself: with its data, length, micro-batches, precision and device, unless a flag says
-    /// otherwise.
+    /// Model: a run's folder (its newest checkpoint), a checkpoint's folder, a Hugging Face directory, an adapter's
+    /// folder, or a model on the hub. A run is evaluated as it evaluates itself, with its data, sequence length,
+    /// micro-batches, precision and device, unless a flag overrides them.
     model: PathBuf,
     #[command(flatten)]
     which: Which,
-    /// Dataset that `storm data pack` wrote. If not given, that of the run.
+    /// Dataset that `storm data pack` wrote. Default: that of the run.
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Which part of it.
+    /// Part of the dataset to evaluate on.
     #[arg(long, value_enum, default_value_t = SplitArg::HeldOut)]
     split: SplitArg,
-    /// Tokens per sequence. If not given, as the run has them; 1024 without a run.
+    /// Tokens per sequence. Default: as in the run; without a run, 1024.
     #[arg(long, value_parser = positive)]
     seq: Option<usize>,
-    /// What becomes of samples that are longer than that. If not given, as in the run; `drop` without one.
+    /// What to do with samples longer than --seq. Default: as in the run; without a run, `drop`.
     #[arg(long, value_enum)]
     overlong: Option<OverlongArg>,
-    /// Sequences at a time. If not given, as the run has them; 4 without a run.
+    /// Sequences or pictures per batch. Default: as in the run; without a run, 4 sequences or 256 pictures.
     #[arg(long, value_parser = positive)]
     batch: Option<usize>,
-    /// Batches to look at. If not given, as many as the run looks at; all without a run, of the part that a run learns
-    /// from, or of the rows that --skip-rows and --leave-rows leave.
+    /// Number of batches to evaluate. Default: as many as an evaluation of the run has; all batches without a run, with
+    /// --split training, and with --skip-rows or --leave-rows.
     #[arg(long, value_parser = positive)]
     batches: Option<usize>,
-    /// Rows to skip at the start of the part, such as those that evaluations of the run have read.
+    /// Rows to skip at the start of the part, such as those that evaluations of the run read.
     #[arg(long, default_value_t = 0, value_name = "ROWS")]
     skip_rows: u64,
     /// Rows to leave out at the end of the part, such as those that predictions read.
     #[arg(long, default_value_t = 0, value_name = "ROWS")]
     leave_rows: u64,
-    /// Where to compute. If not given, where the run was; without a run, on the GPU if there is one that can be used.
+    /// Device to compute on. Default: as in the run; without a run, `auto`.
     #[arg(long, value_enum)]
     device: Option<DeviceArg>,
-    /// Device memory to use at most. A model that is larger is streamed through it. If not given, what the card has.
+    /// Device memory to use at most: 8GiB. A larger model is streamed from host memory. Default: the card's memory less
+    /// 2 %.
     #[arg(long, value_parser = size::parse)]
     vram: Option<u64>,
-    /// Host memory to use at most. If not given, what is available.
+    /// Host memory to use at most: 32GiB. Default: what is available, with some headroom.
     #[arg(long, value_parser = size::parse)]
     ram: Option<u64>,
-    /// Arithmetic. If not given, that of the run; f32 without a run.
+    /// Arithmetic. Default: that of the run; without a run, f32.
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
-    /// Evaluate on data that another tokenizer made than the one in the model's directory.
+    /// Accept data that was packed with a tokenizer other than the model's.
     #[arg(long)]
     other_tokenizer: bool,
-    /// One object of JSON.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SplitArg {
-    /// What training does not see.
+    /// Held-out data, which training does not read.
     HeldOut,
-    /// What it learns from.
+    /// Training data.
     Training,
 }
 

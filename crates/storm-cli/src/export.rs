@@ -12,18 +12,18 @@ use storm_model::{
 
 #[derive(Args)]
 pub(crate) struct ExportArgs {
-    /// What to read: a Hugging Face directory, the folder of a run (its newest checkpoint), that of a checkpoint, or the
-    /// name of a model on the hub, `OWNER/MODEL`.
+    /// Model to export: a Hugging Face directory, a run's folder (its newest checkpoint), a checkpoint's folder, or a
+    /// model on the hub (`OWNER/MODEL`). Of a LoRA run or an adapter, the adapter is written.
     input: PathBuf,
     /// Directory to write. It must not exist, unless --replace is given.
     output: PathBuf,
-    /// Type of the written weights. If not given, bf16; f32 for image classifiers.
+    /// Data type of the written weights. Default: bf16; f32 for image classifiers.
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
-    /// Largest file of weights.
+    /// Largest size of a weight file.
     #[arg(long, default_value = "5GB", value_parser = size::parse)]
     shard_size: u64,
-    /// Replace the output directory if it is a model directory.
+    /// Replace the output directory if it holds a model.
     #[arg(long)]
     replace: bool,
     /// Print JSON.

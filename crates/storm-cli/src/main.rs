@@ -69,7 +69,7 @@ use train::BadConfig;
     name = "storm",
     version,
     propagate_version = true,
-    after_help = "Exit codes: 0 done, 1 failure, 2 usage, 3 does not fit the memory budget, 4 bad input (a file or name that cannot be used)."
+    after_help = "Exit codes: 0 done, 1 failure, 2 usage, 3 does not fit the memory budget, 4 bad input (an unusable file or name)."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -78,44 +78,45 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write a commented config for `storm train`, after a few questions.
+    /// Ask a few questions and write a commented config for `storm train`.
     Init(init::InitArgs),
-    /// Train a model under a memory budget, from a config file or from flags.
+    /// Train a model within a memory budget, from a config file, from flags, or from both.
     Train(Box<train::TrainArgs>),
-    /// Write text with a trained model, on the CPU.
+    /// Generate text with a model, on the GPU if there is a usable one, else on the CPU.
     Sample(sample::SampleArgs),
-    /// Hold a conversation with a model, by its own chat template, on the CPU.
+    /// Chat with a model, using its chat template, on the GPU if there is a usable one, else on the CPU.
     Chat(chat::ChatArgs),
-    /// Measure how well a model predicts a dataset: loss and perplexity.
+    /// Measure the loss of a model on a dataset, and its perplexity or accuracy.
     Eval(eval::EvalArgs),
-    /// Rebuild the page of a run from its metrics, whether it has ended, is running or was killed.
+    /// Rebuild the report page of a run from its metrics, also while the run is going or after it was killed.
     Report(report::ReportArgs),
-    /// Look at models: presets by name, or Hugging Face directories.
+    /// List the presets; show the shape and memory needs of a model.
     #[command(subcommand)]
     Model(model::ModelCommand),
-    /// Check a model and write it as a Hugging Face directory: a run's checkpoint, another dtype, another shard size.
+    /// Check a model and write it as a Hugging Face directory: a checkpoint of a run, or another dtype or shard size.
     Export(export::ExportArgs),
-    /// Add an adapter into the weights that it was trained beside, and write the model as a Hugging Face directory.
+    /// Merge a LoRA adapter into its base weights and write the model as a Hugging Face directory.
     Merge(merge::MergeArgs),
-    /// Make datasets from text and look at them.
+    /// Pack datasets of text or pictures, inspect them, and estimate how fast they can be read.
     #[command(subcommand)]
     Data(data::DataCommand),
-    /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
-    /// will be. Needs no GPU.
+    /// Plan a training step within a memory budget and predict its memory, copies and speed. Needs no GPU.
     Plan(plan::PlanArgs),
-    /// Measure training speed, or what a change does to the loss.
+    /// Benchmark training, text generation and checkpoints, or compare the losses of runs.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.
+    /// Measure the GPU, or the CPU with `--device cpu`, and the disk, and write a hardware profile for the planner.
     Probe(probe::ProbeArgs),
-    /// Say what of this machine can be used, what is missing, and how to get it.
+    /// Check what this machine can use, what is missing, and how to fix it.
     Doctor(doctor::DoctorArgs),
-    /// Prove that a GPU computes what the CPU computes, that no plan changes a bit, and that training
-    /// under a budget does what is claimed. Needs a GPU.
+    /// Check that a GPU computes what the CPU computes, that no plan changes a bit, and that training under a budget
+    /// performs as claimed. Needs a GPU, except for `--data --device cpu`.
+    ///
+    /// Without --ops, --models, --plans, --queues, --claims or --data, every check but --data runs.
     Verify(verify::VerifyArgs),
-    /// Print the script that completes commands and options in a shell.
+    /// Print a completion script for a shell.
     Completions(manual::CompletionsArgs),
-    /// Write the manual pages.
+    /// Write the manual pages to a folder.
     Man(manual::ManArgs),
     /// Print every command and option as JSON.
     #[command(hide = true)]

@@ -16,17 +16,17 @@ zsh:  storm completions zsh > \"${fpath[1]}/_storm\"
 fish: storm completions fish > ~/.config/fish/completions/storm.fish"
 )]
 pub(crate) struct CompletionsArgs {
-    /// For which shell.
+    /// Shell.
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(Args)]
 #[command(
-    after_help = "To read them: man -M DIR storm-train, if DIR ends in man1 of a man folder, or man DIR/storm-train.1"
+    after_help = "To read a page: man DIR/storm-train.1. If DIR is MAN/man1: man -M MAN storm-train"
 )]
 pub(crate) struct ManArgs {
-    /// Folder to write `storm.1`, `storm-train.1` and the others to; those that are there are replaced.
+    /// Folder to write `storm.1`, `storm-train.1` and the others to; existing pages are replaced.
     dir: PathBuf,
 }
 

@@ -15,32 +15,32 @@ use storm_model::{
 
 #[derive(Args)]
 pub(crate) struct MergeArgs {
-    /// An adapter directory, or the run of an adapter (its newest checkpoint).
+    /// Adapter directory, or the folder of a LoRA run (its newest checkpoint).
     adapter: PathBuf,
     /// Directory to write. It must not exist, unless --replace is given.
     #[arg(long)]
     out: PathBuf,
     #[command(flatten)]
     which: Which,
-    /// Type of the written weights. If not given, that of the base.
+    /// Data type of the written weights. Default: that of the base.
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
-    /// Which weights of the base to add to: as they are in its directory, or as the run had them that stored them in 8 or 4 bits.
+    /// Which base weights to add the adapter to.
     #[arg(long, value_enum, default_value_t = Onto::Original)]
     onto: Onto,
-    /// Largest file of weights.
+    /// Largest size of a weight file.
     #[arg(long, default_value = "5GB", value_parser = size::parse)]
     shard_size: u64,
-    /// Replace the output directory if it is a model directory.
+    /// Replace the output directory if it holds a model.
     #[arg(long)]
     replace: bool,
-    /// Dataset that `storm data pack` wrote: print the held-out loss of base, adapter and merged model.
+    /// Dataset that `storm data pack` wrote: also print the held-out loss of base, adapter and merged model.
     #[arg(long)]
     data: Option<PathBuf>,
     /// For --data: tokens per sequence.
     #[arg(long, default_value_t = 1024, value_parser = positive, requires = "data")]
     seq: usize,
-    /// For --data: batches of four sequences to look at; all if not given.
+    /// For --data: number of batches, of four sequences each, to evaluate. Default: all.
     #[arg(long, value_parser = positive, requires = "data")]
     batches: Option<usize>,
     /// Print JSON.
@@ -57,9 +57,9 @@ enum DtypeArg {
 /// Weights of the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Onto {
-    /// As they are in its directory.
+    /// The weights in the base's directory.
     Original,
-    /// Rounded as the run stored them (`base = "int8"` or `"nf4"`).
+    /// The weights as the run had them, rounded to int8 or nf4 (`base = "int8"` or `"nf4"`).
     Dequantized,
 }
 

@@ -15,7 +15,7 @@ use storm_model::{
 pub(crate) enum ModelCommand {
     /// List the presets.
     List(ListArgs),
-    /// Show a model: shape, parameters, and the memory that its training needs.
+    /// Show the shape of a model, its parameters, and the memory that training needs.
     Show(ShowArgs),
 }
 
@@ -28,8 +28,8 @@ pub(crate) struct ListArgs {
 
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// A preset (see `storm model list`), a Hugging Face directory, whose tensors are checked, or the name of a model on
-    /// the hub, `OWNER/MODEL`, of which config.json is read.
+    /// A preset (`storm model list`); a Hugging Face directory, whose tensors are checked; or a model on the hub
+    /// (`OWNER/MODEL`), of which only config.json is read.
     model: String,
     /// Print JSON.
     #[arg(long)]

@@ -16,13 +16,13 @@ const PAGE_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct ReportArgs {
-    /// The folder of a run, `runs/NAME`.
+    /// Folder of the run, such as runs/NAME.
     run: PathBuf,
-    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of the last plan, of one step
-    /// and of pictures stays.
+    /// File to write. Default: `report.html` in the run's folder. The parts of that page on the last plan, one step in
+    /// detail and pictures are kept.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Print JSON: where the page is, and the figures of the run.
+    /// Print JSON: the path of the page and the figures of the run.
     #[arg(long)]
     json: bool,
 }

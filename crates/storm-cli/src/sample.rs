@@ -13,38 +13,38 @@ use storm_train::Generator;
 
 #[derive(Args)]
 pub(crate) struct SampleArgs {
-    /// A Hugging Face directory, the folder of a run (its newest checkpoint), that of a checkpoint, or the name of a model
-    /// on the hub, `OWNER/MODEL`.
+    /// Model: a Hugging Face directory, a run's folder (its newest checkpoint), a checkpoint's folder, an adapter's
+    /// folder, or a model on the hub (`OWNER/MODEL`).
     model: PathBuf,
     #[command(flatten)]
     which: Which,
-    /// What to go on with. Special tokens that are written out in it are tokens, and the tokenizer puts its own
-    /// before it, as `transformers` has it.
+    /// Prompt to continue. Special tokens in it are parsed, and the tokenizer adds its own at the start, as in
+    /// `transformers`; --plain-text turns both off.
     #[arg(long, default_value = "")]
     prompt: String,
-    /// Take the prompt for text alone: special tokens in it are text, and none is put before it.
+    /// Treat the prompt as plain text: special tokens in it are text, and none are added.
     #[arg(long, conflicts_with = "chat")]
     plain_text: bool,
-    /// Take the prompt for a message, and write the answer by the model's chat template.
+    /// Treat the prompt as a user message, and generate the answer with the model's chat template.
     #[arg(long)]
     chat: bool,
-    /// For --chat: what the assistant is told before the message.
+    /// System message for --chat.
     #[arg(long, requires = "chat")]
     system: Option<String>,
     #[command(flatten)]
     writing: WritingArgs,
-    /// Tokens to write at most; less if the model ends its text.
+    /// Most tokens to generate; the model may end its text earlier.
     #[arg(long, default_value_t = 256, value_parser = positive)]
     tokens: usize,
-    /// Tokens that the model looks back on. If not given, all of prompt and text, up to 4096 and to the
-    /// positions that the model has. When there are more, it goes on from the last half of them.
+    /// Length of the context in tokens. When the text gets longer, the model continues with the last half of it.
+    /// Default: the prompt and all generated text, up to 4096 tokens and the model's positions.
     #[arg(long, value_parser = positive)]
     seq: Option<usize>,
-    /// Print one object of JSON instead of the text: the tokens of prompt and text, the text, and whether the model ended
-    /// it (`end`) or --tokens did (`length`).
+    /// Print one JSON object instead of the text: the tokens of prompt and text, the text, and what ended it: the model
+    /// (`end`) or --tokens (`length`).
     #[arg(long)]
     json: bool,
-    /// Say afterwards how fast it was, on standard error.
+    /// Print the time to the first token and the speed after it, on standard error.
     #[arg(long)]
     timing: bool,
 }
@@ -122,7 +122,7 @@ impl Writer {
         };
         if prompt.is_empty() {
             let Some(end_of_text) = tokenizer.info().end_of_text else {
-                let problem = "give a --prompt: the tokenizer has no token that texts begin with";
+                let problem = "give a --prompt: the tokenizer has no token to begin a text with";
                 return Err(UsageError(problem.to_owned()).into());
             };
             prompt.push(end_of_text);

@@ -27,14 +27,13 @@ const MANIFEST: &str = "manifest.json";
 /// Which weights of a run.
 #[derive(Args, Clone, Default)]
 pub(crate) struct Which {
-    /// Of an adapter: the directory of the model that it is for, or its name on the hub. If not given, as the adapter or
-    /// its run has it.
+    /// For an adapter: directory or hub name of its base model. Default: the one that the adapter or its run names.
     #[arg(long, value_name = "DIRECTORY OR NAME")]
     base_model: Option<String>,
-    /// Of a run: the checkpoint of its best evaluation, instead of the newest.
+    /// For a run: use the checkpoint with the best evaluation instead of the newest.
     #[arg(long, conflicts_with = "step")]
     best: bool,
-    /// Of a run: the checkpoint of this step, instead of the newest.
+    /// For a run: use the checkpoint of this step instead of the newest.
     #[arg(long)]
     step: Option<u64>,
 }

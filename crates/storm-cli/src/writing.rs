@@ -11,30 +11,30 @@ use storm_data::DecodeStream;
 use storm_model::{DecodeOptions, ModelConfig};
 use storm_train::{Decoder, Generator, Sampling};
 
-/// How to write.
+/// How to generate text.
 #[derive(Args)]
 pub(crate) struct WritingArgs {
-    /// `bytes` or the path of a tokenizer.json. If not given, the one of a run's data, or in the model's directory;
-    /// without one, bytes for a model of 257 tokens.
+    /// Tokenizer: `bytes`, or the path of a tokenizer.json. Default: that of the run's data, or the one in the model's
+    /// directory; without one, `bytes` if the model has 257 tokens.
     #[arg(long)]
     pub(crate) tokenizer: Option<String>,
-    /// For chats: `model`, the template that came with the tokenizer; `chatml`; `plain`, a line of `role: message` each;
-    /// or the path of a Jinja template. If not given, that of the run, or `model`.
+    /// Template for chats: `model` (the one that came with the tokenizer), `chatml`, `plain` (a line `role: message`
+    /// for each message), or the path of a Jinja template. Default: that of the run, or `model`.
     #[arg(long)]
     pub(crate) chat_template: Option<String>,
-    /// Below 1 the likely become likelier; 0 always takes the likeliest.
+    /// Sampling temperature: below 1, likely tokens become likelier; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Only so many of the likeliest tokens are in question.
+    /// Sample from this many of the most likely tokens only. Default: all.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Only the likeliest tokens that have this share together are in question.
+    /// Sample from the most likely tokens whose probabilities add up to this fraction only. Default: all.
     #[arg(long)]
     top_p: Option<f64>,
-    /// The same seed writes the same text.
+    /// Random seed; the same seed gives the same text.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model. If not given, that of the run,
+    /// Arithmetic. bf16 takes half the memory of f32 and, for a large model, half the time. Default: that of the run,
     /// or that of the model's weights.
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
