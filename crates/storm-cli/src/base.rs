@@ -37,7 +37,7 @@ impl BaseArg {
         };
         if base != BaseFormat::Computed && config.adapters.is_none() {
             return Err(UsageError(format!(
-                "base = \"{base}\" is for weights that are not trained; give adapters beside them with lora"
+                "base = \"{base}\" is for weights that are not trained; give adapters with lora"
             )));
         }
         Ok(ModelConfig { base, ..config })

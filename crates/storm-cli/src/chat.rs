@@ -123,7 +123,9 @@ impl Conversation {
             }
             // A message may begin with a path.
             (command, "") if command.starts_with('/') && !command[1..].contains('/') => {
-                return Err(UsageError(format!("{command} is no command; /help lists them")).into());
+                return Err(
+                    UsageError(format!("{command} is not a command; /help lists them")).into()
+                );
             }
             _ => self.answer(line)?,
         }
@@ -138,8 +140,8 @@ impl Conversation {
         let window = self.model.window();
         let Some(room) = window.checked_sub(prompt.len()) else {
             return Err(UsageError(format!(
-                "the conversation has {} tokens with this message, and the model looks back on {window}; /reset begins \
-                 anew, and --seq gives more where the model has them",
+                "the conversation has {} tokens with this message, and the context holds {window}; /reset starts \
+                 over, and a larger --seq holds more if the model has the positions",
                 prompt.len()
             ))
             .into());
@@ -159,8 +161,7 @@ impl Conversation {
         match written?.finish {
             Finish::End => {}
             Finish::Length if limit < self.tokens => eprintln!(
-                "the answer is cut off: the conversation has all {window} tokens that the model looks back on; /reset \
-                 starts over"
+                "the answer is cut off: the conversation fills the context of {window} tokens; /reset starts over"
             ),
             Finish::Length => eprintln!("the answer is cut off after {limit} tokens (--tokens)"),
         }
@@ -180,11 +181,11 @@ fn read_line() -> Result<Option<String>> {
     let mut input = io::stdin().lock().take(MESSAGE_BYTES_MAX + 1);
     input.read_until(b'\n', &mut line).context("cannot read from standard input")?;
     if line.len() as u64 > MESSAGE_BYTES_MAX {
-        let problem = format!("a message has at most {MESSAGE_BYTES_MAX} bytes");
+        let problem = format!("a message can have at most {MESSAGE_BYTES_MAX} bytes");
         return Err(UsageError(problem).into());
     }
-    let text =
-        String::from_utf8(line).map_err(|_| UsageError("a message is UTF-8 text".to_owned()))?;
+    let text = String::from_utf8(line)
+        .map_err(|_| UsageError("a message must be UTF-8 text".to_owned()))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
@@ -211,6 +212,6 @@ fn load(path: &Path) -> Result<Vec<ChatMessage>, UsageError> {
         .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut text))
         .map_err(|error| bad(error.to_string()))?;
     let saved: Saved = serde_json::from_slice(&text)
-        .map_err(|error| bad(format!("it is no conversation: {error}")))?;
+        .map_err(|error| bad(format!("it is not a conversation that /save wrote: {error}")))?;
     Ok(saved.messages)
 }

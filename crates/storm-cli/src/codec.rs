@@ -25,8 +25,8 @@ impl CodecArg {
             return Ok(());
         }
         Err(UsageError(format!(
-            "activation-codec = \"int8\" stores what goes into gated units, and a model of the family {} has none; leave it \
-             out",
+            "activation-codec = \"int8\" compresses the inputs of gated units, and a model of the family {} has none; \
+             leave it out",
             model.type_name()
         )))
     }

@@ -85,14 +85,18 @@ pub(crate) fn load(
     let open = |bytes| CudaDevice::new(0, bytes);
     let decoder = Decoder::load(config, options, source, open)?;
     progress::show("");
-    let words = format!("device {name}: the model and its cache stay in {}", size::show(needed));
+    let words = format!(
+        "device {name}: the model and its KV cache take {} of device memory",
+        size::show(needed)
+    );
     Ok(Loaded { decoder, words: Some(words) })
 }
 
 fn check_ram(needed: u64, ram: Option<u64>) -> Result<()> {
     match ram {
         Some(ram) if needed > ram => Err(UsageError(format!(
-            "the model and its cache take {}, and --ram is {}; --dtype bf16 halves them, and a smaller --seq takes less",
+            "the model and its KV cache take {}, and --ram is {}; --dtype bf16 halves that, and a smaller --seq takes \
+             less",
             size::show(needed),
             size::show(ram)
         ))
@@ -114,10 +118,10 @@ fn streamed<D: Trains + 'static>(
     let budget = Budget::new(vram, machine.ram.bytes);
     let task = decoding_task(config, options)?;
     let planned = plan(&task, &machine.profile, budget, &Forced::default())
-        .context("cannot generate text like this; a smaller --seq takes less memory")?;
+        .context("cannot plan text generation; a smaller --seq takes less memory")?;
     let words = format!(
-        "device {device}: the model and its cache take {}, of which {} fit; weights are streamed from host memory, about \
-         {:.2} s a token",
+        "device {device}: the model and its KV cache take {}, of which {} fit; weights are streamed from host memory, \
+         about {:.2} s a token",
         size::show(needed),
         size::show(vram),
         planned.prediction.step_seconds

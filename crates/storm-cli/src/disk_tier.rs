@@ -105,7 +105,7 @@ fn take(args: DiskArgs<'_>) -> Result<Option<Taken>> {
         .into()),
         Some(space_bytes) => Ok(Some(Taken { folder, space_bytes, origin: None, way })),
         None => {
-            let origin = Some(format!("{} are free, and a tenth stays so", size::show(free)));
+            let origin = Some(format!("{} free, less a tenth", size::show(free)));
             let space_bytes = free - free / LEFT_FREE;
             Ok(Some(Taken { folder, space_bytes, origin, way }))
         }
@@ -293,7 +293,7 @@ impl DiskTier {
             .collect();
         let why = match forced.on_disk {
             Some(_) => "as --on-disk says",
-            None => "because host memory does not suffice",
+            None => "because host memory is too small",
         };
         let writes = match written {
             0 => "writes nothing".to_owned(),

@@ -39,7 +39,7 @@ impl Drive {
         let left = rated.saturating_sub(self.wear.map_or(0, |wear| wear.written_bytes));
         let source = match self.given_bytes {
             Some(_) => "that the drive is rated for",
-            None => "that the drive seems to be rated for, by what it says of itself",
+            None => "that the drive seems to be rated for, estimated from what it reports",
         };
         let days = left as f64 / day;
         format!("{used}, {days:.0} days until the {} {source}", terabytes(rated as f64))
@@ -52,8 +52,8 @@ impl Drive {
             return match day > DAY_BYTES_MAX {
                 false => Ok(()),
                 true => Err(UsageError(format!(
-                    "the run would write {} a day to the disk; say what the drive is rated for, such as --disk-endurance \
-                     1200TB (its data sheet says: TBW)",
+                    "the run would write {} a day to the disk; give the rated endurance of the drive (TBW in its data \
+                     sheet), such as --disk-endurance 1200TB",
                     terabytes(day)
                 ))
                 .into()),
@@ -64,7 +64,7 @@ impl Drive {
             return Ok(());
         }
         let problem = format!(
-            "the run writes {} a day to the disk, which is {:.0} % of what the drive is rated for in 30 days",
+            "the run writes {} a day to the disk, which in 30 days is {:.0} % of what the drive is rated for",
             terabytes(day),
             100.0 * share
         );

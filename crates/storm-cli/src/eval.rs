@@ -353,8 +353,8 @@ fn batches_of(args: &EvalArgs, rows: u64, batch: u64, group: u64) -> Result<u64>
     };
     if batches == 0 && args.is_between() {
         let problem = format!(
-            "--skip-rows {skipped} and --leave-rows {left} leave nothing to look at: the part has {rows} rows, {batch} in a \
-             batch"
+            "--skip-rows {skipped} and --leave-rows {left} leave nothing to evaluate: the part has {rows} rows, \
+             {batch} in a batch"
         );
         return Err(UsageError(problem).into());
     }
@@ -383,7 +383,7 @@ fn evaluate<D: Trains>(
     let task = evaluation_task(&model, &build, group)?;
     let planned = plan(&task, &machine.profile, budget, &Forced::default()).with_context(|| {
         let model = args.model.display();
-        format!("cannot evaluate {model} like this; a smaller --batch takes less memory")
+        format!("cannot plan an evaluation of {model}; a smaller --batch takes less memory")
     })?;
     progress::show("loading the model");
     let begun = Instant::now();

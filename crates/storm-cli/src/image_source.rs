@@ -1,4 +1,4 @@
-//! Image classifiers as people name them: a directory, the folder of a run, or that of a checkpoint.
+//! Image classifiers that a command line can name: a directory, the folder of a run, or that of a checkpoint.
 
 use crate::train::IMAGE_CONFIG;
 use anyhow::{Context, Result};

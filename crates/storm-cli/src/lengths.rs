@@ -19,7 +19,7 @@ pub(crate) fn check(
         let samples = loader.dataset().sample_range(split);
         let fate = match overlong {
             OverlongArg::Drop => "are left out (overlong = drop)",
-            OverlongArg::Truncate => "lose their end (overlong = truncate)",
+            OverlongArg::Truncate => "are cut off at the end (overlong = truncate)",
             OverlongArg::Split => "are split into several (overlong = split)",
             OverlongArg::Error => "are an error (overlong = error)",
         };
@@ -31,7 +31,7 @@ pub(crate) fn check(
             split.name()
         );
     }
-    // Positions begin anew with each sample of a row.
+    // Positions start over with each sample of a row.
     let positions = match loader.dataset().manifest().kind {
         Kind::Text => sequence,
         Kind::Samples => sequence.min(usize::try_from(longest).unwrap_or(usize::MAX)),

@@ -1,4 +1,4 @@
-//! Adapters as people ask for them: `lora = { rank = 16 }` in a config file, `--lora rank=16` as a flag.
+//! Options of adapters: `lora = { rank = 16 }` in a config file, `--lora rank=16` as a flag.
 
 use crate::UsageError;
 use anyhow::Result;

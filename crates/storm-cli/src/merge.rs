@@ -69,7 +69,10 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
         Weights::Adapter(adapted) => adapted.base(),
         Weights::Adapted(adapted) => adapted.base(),
         Weights::Directory(_) | Weights::Checkpoint(_) => {
-            let problem = format!("{} has no adapter to merge", args.adapter.display());
+            let problem = format!(
+                "{} has no adapter to merge; name an adapter directory or the folder of a LoRA run",
+                args.adapter.display()
+            );
             return Err(UsageError(problem).into());
         }
     };

@@ -248,7 +248,7 @@ pub(crate) fn cached(named: &str, wanted: Wanted) -> Option<PathBuf> {
     Some(found.directory)
 }
 
-/// Opens a model's directory, and says what of its config is passed over and what is unusual about its files.
+/// Opens a model's directory, and prints which fields of its config are ignored and what is unusual about its files.
 pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
     let opened = HfDirectory::open(directory)
         .with_context(|| format!("cannot use {}", directory.display()))?;
@@ -256,7 +256,7 @@ pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
     if !fields.is_empty() {
         let fields: Vec<String> = fields.iter().map(|field| format!("`{field}`")).collect();
         eprintln!(
-            "warning: {}: {} change nothing in this model and are passed over",
+            "warning: {}: {} change nothing in this model and are ignored",
             directory.join("config.json").display(),
             fields.join(", ")
         );

@@ -128,8 +128,8 @@ impl Weights<'_> {
             return Ok(());
         }
         Err(UsageError(format!(
-            "{made} {}, and {directory} has {}: the model would read other tokens than it knows. Pack the data \
-             with --tokenizer {directory}, or give --other-tokenizer to use them all the same",
+            "{made} {}, and {directory} has {}: the tokens would not mean what the model learned. Pack the data with \
+             --tokenizer {directory}, or give --other-tokenizer to use it anyway",
             data.words(),
             own.words()
         ))

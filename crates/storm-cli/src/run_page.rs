@@ -19,10 +19,10 @@ pub(crate) fn facts(
     let sample_hint = match settings.get("sample-tokens").map(String::as_str) {
         _ if unit(history) == Unit::Images => None,
         None | Some("0") => Some(format!(
-            "The run was not asked to write any. With sample-tokens = 200 it does so at its end; `storm sample \
-             runs/{name}` does so at any time, and prints it."
+            "This run generates no text. Set sample-tokens = 200 to generate some at its end, or run `storm sample \
+             runs/{name}` at any time."
         )),
-        Some(_) => Some("The run writes some at its end, and has not yet.".to_owned()),
+        Some(_) => Some("The run generates text at its end, and has not ended yet.".to_owned()),
     };
     RunFacts {
         title: format!("Run {name}"),

@@ -1,9 +1,9 @@
-//! Byte counts and other sizes, as people write and read them.
+//! Byte counts and other sizes: parsing and display.
 
 use storm_device::cpu::THREADS_MAX;
 pub(crate) use storm_host::show_bytes as show;
 
-/// Parses `5GiB`, `500MB`, `1048576B`. A number alone is refused: most who write `16` mean gigabytes.
+/// Parses `5GiB`, `500MB`, `1048576B`. A number alone is refused: `16` usually means gigabytes.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let unit = text[digits.len()..].trim();

@@ -1,4 +1,4 @@
-//! Models as people name them: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
+//! Models that a command line can name: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
 
 use crate::base::BaseArg;
 use crate::image_source::ImageSource;
@@ -242,7 +242,7 @@ impl ModelSource {
         let adapter = AdapterDirectory::open(named)?;
         let Some(name) = base.or(adapter.base()) else {
             let problem = format!(
-                "{} does not say which model it is for; give --base-model, its directory or its name on the hub",
+                "{} does not name its base model; give --base-model, the directory or hub name of that model",
                 named.display()
             );
             return Err(UsageError(problem).into());
@@ -271,7 +271,7 @@ impl ModelSource {
             });
         if !directory.is_dir() {
             return Err(NoModel(format!(
-                "{} is for {base}, which is not here; give --base-model, the directory of that model",
+                "the base model of {} is {base}, which was not found; give --base-model, the directory of that model",
                 named.display()
             ))
             .into());
@@ -290,7 +290,7 @@ impl ModelSource {
         let began = run.model_files().map(|path| path.display().to_string());
         let Some(name) = base.map(str::to_owned).or(began) else {
             return Err(NoModel(format!(
-                "the run began from {}, which is not here; give --base-model, the directory of that model",
+                "the run began from {}, which was not found; give --base-model, the directory of that model",
                 run.setting("model").unwrap_or_default()
             ))
             .into());
@@ -465,7 +465,7 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
             Some(best) => Err(missing(best.step, ", its best (see keep-best)")?.into()),
             None => {
                 let problem = format!(
-                    "{shown} has no evaluation that a checkpoint knows of, and so no best one; leave out --best"
+                    "{shown} has no checkpoint with an evaluation, and so no best one; leave out --best"
                 );
                 Err(NoModel(problem).into())
             }
@@ -474,10 +474,10 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
     let mut damaged = 0;
     let newest = checkpoints.newest_weights(|step, error| {
         damaged += 1;
-        eprintln!("warning: the checkpoint of step {step} is passed over: {error}");
+        eprintln!("warning: skipping the checkpoint of step {step}: {error}");
     })?;
     if let Some(weights) = newest {
-        let why = if damaged == 0 { "the newest" } else { "the newest that is whole" };
+        let why = if damaged == 0 { "the newest" } else { "the newest that is intact" };
         return Ok(say(weights, why));
     }
     let adapter = run.join("adapter");
@@ -490,9 +490,9 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
         0 => format!(
             "{shown} has no checkpoint yet: a run saves every `save-every` steps, and at its end"
         ),
-        _ => format!(
-            "none of the {damaged} checkpoints of {shown} is whole; put back a copy that is"
-        ),
+        _ => {
+            format!("none of the {damaged} checkpoints of {shown} is intact; restore a copy of one")
+        }
     };
     Err(NoModel(problem).into())
 }
@@ -500,7 +500,8 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
 impl Which {
     fn refuse(&self, named: &Path) -> Result<(), UsageError> {
         if self.base_model.is_some() {
-            let problem = format!("--base-model is for adapters, and {} is none", named.display());
+            let problem =
+                format!("--base-model is for adapters, and {} is not one", named.display());
             return Err(UsageError(problem));
         }
         self.refuse_checkpoints(named)
@@ -514,7 +515,7 @@ impl Which {
         };
         let named = named.display();
         let problem = format!(
-            "{flag} chooses among the checkpoints of a run, and {named} is no run's folder"
+            "{flag} chooses among the checkpoints of a run, and {named} is not the folder of a run"
         );
         Err(UsageError(problem))
     }
@@ -564,8 +565,8 @@ impl RunSource {
         train::config_of_record(&self.settings, vocabulary).with_context(|| {
             let model = self.setting("model").unwrap_or_default();
             format!(
-                "the run began from {model}, which is not here: start the command in the folder where the run was \
-                 started, or put the model back"
+                "the run began from {model}, which was not found: run the command in the folder where the run was \
+                 started, or restore the model"
             )
         })
     }

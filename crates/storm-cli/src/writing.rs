@@ -54,10 +54,12 @@ impl WritingArgs {
         let positions = config.text_positions();
         if window > positions {
             let problem = match positions == config.max_positions {
-                true => format!("--seq is {window}, and the model has {positions} positions"),
+                true => format!(
+                    "--seq is {window}, and the model has {positions} positions; give a smaller --seq"
+                ),
                 false => format!(
                     "--seq is {window}; beyond {positions} the model's rotary scaling changes all positions as a text \
-                     grows, so longer ones are not written"
+                     grows, so longer ones are not generated; give a smaller --seq"
                 ),
             };
             return Err(UsageError(problem).into());

@@ -358,5 +358,5 @@ fn a_classifier_predicts_and_what_is_refused_leaves_every_bit() {
     let tested: Value = serde_json::from_str(&succeeded(&storm(folder, &rows))).expect("an object");
     assert_eq!(tested["images"], 10);
     let all = ["eval", "runs/moved", "--skip-rows", "12", "--leave-rows", "8"];
-    refused(&storm(folder, &all), "leave nothing to look at");
+    refused(&storm(folder, &all), "leave nothing to evaluate");
 }

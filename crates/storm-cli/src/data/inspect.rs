@@ -101,7 +101,7 @@ fn print(dataset: &Dataset, samples: &[Shown], verified: bool) {
     let manifest = dataset.manifest();
     let counts = &manifest.counts;
     let (kind, things) = match manifest.kind {
-        Kind::Text => ("text: a row is a window of all documents one after another", "documents"),
+        Kind::Text => ("text: a row is a window over all documents, joined", "documents"),
         Kind::Samples => ("samples: a row is packed with whole samples", "samples"),
     };
     let line = |name: &str, value: String| println!("  {name:<12}{value}");

@@ -66,7 +66,7 @@ fn language_model(model: &str) -> Result<AnyModel> {
 
 fn unknown(model: &str, kind: &str, known: &[&str]) -> Result<AnyModel> {
     Err(UsageError(format!(
-        "{model} is no {kind} and no directory of one; by name there are {}",
+        "{model} is not the name of a known {kind}, nor a directory of one; known names: {}",
         known.join(", ")
     ))
     .into())

@@ -297,14 +297,14 @@ fn report(summary: &PackSummary, args: &PackArgs) {
     }
     if let Some(first) = summary.passed_over.first() {
         println!(
-            "  passed over {} files of other kinds in folders; the first: {}",
+            "  ignored {} files of other formats in folders; the first: {}",
             summary.passed_over.len(),
             first.display()
         );
     }
     if summary.tokenizer.end_of_text.is_none() {
         println!(
-            "  the tokenizer has no known end of text: documents follow each other without one"
+            "  the tokenizer has no known end of text: documents are joined without one; --end-of-text sets it"
         );
     }
 }

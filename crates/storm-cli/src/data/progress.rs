@@ -1,4 +1,4 @@
-//! How far something is: a bar on a terminal, a line for every tenth elsewhere.
+//! Progress: a bar on a terminal, a line for every tenth elsewhere.
 
 use crate::size;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -64,7 +64,7 @@ impl ByteProgress {
         }
     }
 
-    /// Shows that so much is done of nobody knows how much.
+    /// Shows how much is done if the total is unknown.
     pub(crate) fn set_unknown(&self, done: u64, detail: impl FnOnce() -> String) {
         match &self.form {
             Form::Nothing => {}

@@ -15,7 +15,7 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
     let shown = dir.display();
     if !dir.is_dir() {
         let remedy = format!("`mkdir -p {shown}`");
-        return vec![Finding::missing(name, format!("{shown} is no directory"), &remedy)];
+        return vec![Finding::missing(name, format!("{shown} is not a directory"), &remedy)];
     }
     let mut findings = Vec::new();
     match free_bytes(dir) {
@@ -23,12 +23,16 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
             let what = format!("{shown} has {} free", size::show(free));
             findings.push(match free >= FREE_BYTES_MIN {
                 true => Finding::good(name, what),
-                false => Finding::missing(name, what, "free some, or choose another with --dir"),
+                false => Finding::missing(
+                    name,
+                    what,
+                    "free some space, or choose another directory with --dir",
+                ),
             });
         }
         Err(error) => {
             let what = format!("{shown}: {error}");
-            findings.push(Finding::missing(name, what, "choose another with --dir"));
+            findings.push(Finding::missing(name, what, "choose another directory with --dir"));
         }
     }
     findings.push(speed(dir));
@@ -57,7 +61,7 @@ fn speed(dir: &Path) -> Finding {
         }
         Err(error) => {
             let what = format!("{} cannot be written to: {error}", dir.display());
-            Finding::missing(name, what, "choose another with --dir")
+            Finding::missing(name, what, "choose another directory with --dir")
         }
     }
 }
@@ -82,7 +86,7 @@ fn reading(dir: &Path) -> Finding {
         Ok(disk) => Finding::good(name, disk_rates::words(&disk)),
         Err(error) => {
             let what = format!("cannot be measured in {}: {error:#}", dir.display());
-            Finding::limited(name, what, "free some room, or choose another with --dir")
+            Finding::limited(name, what, "free some space, or choose another directory with --dir")
         }
     }
 }

@@ -45,7 +45,7 @@ fn driver(found: &CudaDiagnosis) -> Finding {
         ),
         Err(CudaError::NoDevice { .. }) => Finding::missing(
             name,
-            "there, but sees no card".to_owned(),
+            "installed, but sees no card".to_owned(),
             "check that `nvidia-smi` lists one; docker: --gpus all",
         ),
         Err(error @ CudaError::DriverTooOld { .. }) => Finding::missing(
@@ -62,8 +62,8 @@ fn library(name: &'static str, purpose: &str, found: &Result<(), CudaError>) -> 
         Ok(()) => Finding::good(name, format!("found; {purpose}")),
         Err(CudaError::NoDriver) => Finding::missing(
             name,
-            format!("not looked for without a driver; {purpose}"),
-            "get the driver first",
+            format!("not checked, because there is no driver; {purpose}"),
+            "install the driver first",
         ),
         Err(_) => Finding::missing(
             name,

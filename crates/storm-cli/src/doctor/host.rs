@@ -51,7 +51,7 @@ fn memory() -> Finding {
             }
         }
         Err(error) => {
-            Finding::limited(name, error.to_string(), "give --ram where a command asks for it")
+            Finding::limited(name, error.to_string(), "give the memory to use with --ram")
         }
     }
 }
@@ -64,7 +64,7 @@ fn locked_memory(limit: Option<u64>) -> Finding {
         Some(bytes) => Finding::limited(
             name,
             format!(
-                "at most {}: a GPU cannot keep more than that in host memory",
+                "at most {}: training on a GPU cannot pin more host memory than that",
                 size::show(bytes)
             ),
             "`ulimit -l unlimited`, for good in /etc/security/limits.conf; docker: --ulimit memlock=-1",

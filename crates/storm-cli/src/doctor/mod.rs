@@ -72,7 +72,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     }
     match cpu_ready {
         true => Ok(()),
-        false => bail!("this machine cannot train, not even without a GPU; see what is missing"),
+        false => bail!("this machine cannot train, not even on the CPU; see what is missing above"),
     }
 }
 

@@ -39,15 +39,16 @@ pub(crate) struct InitArgs {
 pub(crate) fn run(args: &InitArgs) -> Result<()> {
     let out = &args.out;
     if out.symlink_metadata().is_ok() {
-        let problem = format!("{} is there already; name another file", out.display());
+        let problem = format!("{} already exists; name another file", out.display());
         return Err(UsageError(problem).into());
     }
     let found = Found::here();
     let choices = choose(args, &found)?;
     let text = text::config(out, &choices, &found);
-    train::check_config(&text).context("no config was written, as this run could not start")?;
+    train::check_config(&text)
+        .context("no config was written, because this run could not start")?;
     write(out, &text).with_context(|| format!("cannot write {}", out.display()))?;
-    println!("wrote {}; what the run would take:\n", out.display());
+    println!("wrote {}. To see what the run would take:\n", out.display());
     println!("    storm train {} --dry-run", train::shell_word(out));
     Ok(())
 }
@@ -59,7 +60,7 @@ fn choose(args: &InitArgs, found: &Found) -> Result<Choices> {
         (None, Some(model)) => Some(ask.text("Model directory, preset or hub name", Some(model))?),
         (None, None) => {
             let what =
-                "Model directory, preset or hub name; Enter for a small model of fresh weights";
+                "Model directory, preset or hub name; Enter for a small model with random weights";
             Some(ask.text(what, Some(""))?).filter(|model| !model.is_empty())
         }
     };
@@ -94,7 +95,7 @@ impl Asker {
     fn text(&self, what: &str, default: Option<&str>) -> Result<String> {
         if self.is_silent {
             return default.map(str::to_owned).ok_or_else(|| {
-                let problem = "no text and no dataset is in this folder; give --data";
+                let problem = "found no text and no dataset in this folder; give --data";
                 UsageError(problem.to_owned()).into()
             });
         }
@@ -113,7 +114,7 @@ impl Asker {
 
     fn number<T: FromStr + ToString>(&self, what: &str, default: T) -> Result<T> {
         let answer = self.text(what, Some(&default.to_string()))?;
-        answer.parse().map_err(|_| UsageError(format!("`{answer}` is no number")).into())
+        answer.parse().map_err(|_| UsageError(format!("`{answer}` is not a number")).into())
     }
 }
 
@@ -122,7 +123,7 @@ fn read_line() -> Result<String> {
     let mut input = io::stdin().lock().take(ANSWER_BYTES_MAX);
     let bytes = input.read_line(&mut line).context("cannot read from standard input")?;
     if bytes == 0 {
-        let problem = "standard input ended before the last question; --yes takes defaults";
+        let problem = "standard input ended before the last question; --yes uses the defaults";
         return Err(UsageError(problem.to_owned()).into());
     }
     Ok(line.trim().to_owned())

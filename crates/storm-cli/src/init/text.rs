@@ -25,7 +25,7 @@ pub(super) struct Choices {
 }
 
 pub(super) enum ModelChoice {
-    /// Weights to go on from.
+    /// Weights to fine-tune.
     Weights { name: String, max_positions: usize },
     /// A preset in its own shape, from fresh weights.
     Preset { name: String },
@@ -63,62 +63,63 @@ pub(super) fn config(out: &Path, choices: &Choices, found: &Found) -> String {
     let mut text = format!(
         "# A run of `storm train`, written by `storm init`.\n\
          #\n\
-         #     storm train {shown} --dry-run    checks it, and says what it takes\n\
+         #     storm train {shown} --dry-run    checks it and prints what it takes\n\
          #     storm train {shown}              trains\n\
          #\n\
          # `storm train --help` lists all keys; each is also a flag.\n\
          \n\
-         # All that the run leaves is in runs/{name}.\n\
+         # The run writes everything to runs/{name}.\n\
          name = {}\n\n",
         quoted(&name)
     );
     let learning_rate = match model {
         ModelChoice::Weights { name, .. } => {
-            text.push_str("# The weights to go on from.\n");
+            text.push_str("# The model to fine-tune.\n");
             let _ = writeln!(text, "model = {}\n", quoted(name));
             train::FURTHER_RATE
         }
         ModelChoice::Preset { name } => {
-            text.push_str("# A preset: fresh weights, with the vocabulary of the data.\n");
+            text.push_str("# A preset: random weights, with the vocabulary of the data.\n");
             let _ = writeln!(text, "model = {}\n", quoted(name));
             train::FRESH_RATE
         }
         ModelChoice::Small => {
             text.push_str(
-                "# Fresh weights in the shape of a Qwen3 layer, much smaller.\n\
+                "# Random weights in the shape of Qwen3, but much smaller.\n\
                  model = \"qwen3-0.6b\"\nlayers = 4\nwidth = 128\nheads = 4\nmlp-width = 352\n\n",
             );
             3e-3
         }
     };
-    text.push_str("# Text, chats or samples to learn, or a dataset that `storm data pack` made.\n");
+    text.push_str(
+        "# Training data: text, chats or samples, or a dataset that `storm data pack` wrote.\n",
+    );
     let _ = writeln!(text, "data = {}\n", quoted(&data.to_string_lossy()));
     match length {
         Length::Epochs(epochs) => {
-            text.push_str("# Passes over the data; `steps` instead counts steps.\n");
+            text.push_str("# Passes over the data; `steps` sets a number of steps instead.\n");
             let _ = writeln!(text, "epochs = {epochs:?}\n");
         }
         Length::Steps(steps) => {
-            text.push_str("# Steps of the run; `epochs` instead counts passes over the data.\n");
+            text.push_str("# Number of steps; `epochs` sets passes over the data instead.\n");
             let _ = writeln!(text, "steps = {steps}\n");
         }
     }
     let _ = writeln!(
         text,
-        "# Tokens per sequence, and of a step. How a step is split into micro-batches is chosen for speed.\n\
+        "# Tokens per sequence, and per step. STORM chooses the micro-batches of a step for speed.\n\
          seq = {seq}\n\
          tokens-per-step = {}\n",
         seq.saturating_mul(STEP_ROWS)
     );
     let _ = writeln!(
         text,
-        "# The highest learning rate. It falls along a cosine to a tenth; `schedule` and `warmup` change that.\n\
+        "# Peak learning rate. It falls to a tenth along a cosine; `schedule` and `warmup` change that.\n\
          learning-rate = {learning_rate:e}\n"
     );
     device(&mut text, found);
     text.push_str(
-        "\n# Steps between two evaluations on held-out data, and between two checkpoints. Without them there is one of each,\n\
-         # at the end.\n\
+        "\n# Steps between evaluations on held-out data, and between checkpoints. Default: one of each, at the end.\n\
          # eval-every = 100\n\
          # save-every = 100\n",
     );
@@ -131,7 +132,7 @@ fn device(text: &mut String, found: &Found) {
             let gib = card.memory_bytes as f64 * 0.9 / f64::from(1 << 30);
             let _ = writeln!(
                 text,
-                "# {} with {}. vram is for everything that the process takes there.\n\
+                "# {} with {}. vram limits all device memory of the process.\n\
                  device = \"cuda\"\n\
                  vram = \"{:.0}GiB\"",
                 card.name,
@@ -140,14 +141,14 @@ fn device(text: &mut String, found: &Found) {
             );
         }
         None => text.push_str(
-            "# No GPU can be used here: `storm doctor` says what is missing.\n\
+            "# No usable GPU: `storm doctor` says what is missing.\n\
              device = \"cpu\"\n",
         ),
     }
     if let Some(bytes) = found.ram_bytes {
         let _ = writeln!(
             text,
-            "# Host memory for what does not stay on the device: {} can be had here, all of it if this is not set.\n\
+            "# Host memory that the run may use. Default: what is available when it starts, now {}.\n\
              # ram = \"{}MiB\"",
             show(bytes),
             bytes >> 20

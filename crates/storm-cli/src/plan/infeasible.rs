@@ -10,7 +10,7 @@ use std::fmt::Write;
 use storm_plan::{Forced, PlanError, Tier, TooSmall};
 use storm_train::{StepPlan, StepSize, TrainError, TrainOptions};
 
-/// The error as people need it. With `as_json`, what it takes is also printed as an object.
+/// The error with what would work. With `as_json`, what it takes is also printed as an object.
 pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
     let TrainError::Plan(PlanError::TooSmall(problem)) = &error else { return error.into() };
     if as_json {

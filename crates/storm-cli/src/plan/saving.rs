@@ -1,4 +1,4 @@
-//! What checkpoints take, and whether steps go on while one is written.
+//! What checkpoints take, and whether training continues while one is written.
 
 use super::request::{Answer, Request};
 use crate::save_mode::SaveModeArg;
@@ -17,7 +17,7 @@ pub(crate) enum DeviceMemory {
 /// How checkpoints are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Saving {
-    /// From a snapshot in host memory, while steps go on.
+    /// From a snapshot in host memory, while training continues.
     Background,
     /// Steps wait, because a snapshot does not fit into what the plan leaves.
     NoRoom { left_bytes: u64 },

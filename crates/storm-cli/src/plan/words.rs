@@ -85,8 +85,8 @@ fn what_if(request: &Request, answer: &Answer, other: &WhatIf) -> String {
     };
     let memory = |tier: Tier| show(prediction.peak_bytes[tier]);
     format!(
-        "With {option} it would be {speed}: {} {}/s with {} of device and {} of host memory. That changes what the run \
-         computes a little, so it is not chosen for you.",
+        "With {option} it would be {speed}: {} {}/s with {} of device and {} of host memory. That changes results \
+         slightly, so STORM does not choose it for you.",
         grouped(answer.units_per_second(request, prediction.step_seconds).round() as u64),
         request.config.unit(),
         memory(Tier::DEVICE),
@@ -113,7 +113,7 @@ fn limit(answer: &Answer) -> String {
     match answer.planned.bottleneck() {
         Bottleneck::Compute => {
             format!(
-                "Limited by compute: the device computes {compute} of the step, nearly nothing twice."
+                "Limited by compute: the device computes {compute} of the step and recomputes almost nothing."
             )
         }
         Bottleneck::Memory => format!(

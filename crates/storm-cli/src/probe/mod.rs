@@ -109,7 +109,7 @@ fn finish_card(
         match hardware::keep(&found.card, &found.profile) {
             Ok(None) => {}
             Ok(Some(kept)) => eprintln!(
-                "and to {}: what is planned for this card uses it from now on",
+                "and to {}: plans for this card use it from now on, unless --hardware names another",
                 kept.display()
             ),
             // What was measured is not lost: it is in the file.
@@ -210,7 +210,7 @@ fn print(found: &Probe, state: Option<Probed>) {
         fp8.map_or(String::new(), |flops| format!(", {:.0} fp8", flops / tera))
     );
     println!(
-        "a kernel    {:.2} µs at least; {:.2} µs of the host to give one out",
+        "a kernel    {:.2} µs at least; {:.2} µs of the host to launch one",
         profile.kernel_seconds * 1e6,
         profile.launch_seconds * 1e6
     );
@@ -272,7 +272,7 @@ fn print(found: &Probe, state: Option<Probed>) {
         println!("{:<16} {:>8.0}", point.op, point.bandwidth / 1e9);
     }
     if found.left_out > 0 {
-        println!("\n{} cases were left out: the free memory does not hold them", found.left_out);
+        println!("\n{} cases were left out: they do not fit in the free memory", found.left_out);
     }
 }
 

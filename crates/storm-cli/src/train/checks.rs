@@ -34,7 +34,7 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
         check(settings)?;
     }
     if settings.steps.is_some() && settings.epochs.is_some() {
-        let problem = "steps and epochs are two ways to say how long a run is; give one of them";
+        let problem = "steps and epochs both set the length of a run; give one of them";
         return Err(UsageError(problem.to_owned()).into());
     }
     // How many steps epochs make is known with the data; until then the longest run stands in for them.
@@ -65,7 +65,7 @@ fn name(name: &str) -> Result<(), UsageError> {
     match is_plain {
         true => Ok(()),
         false => Err(UsageError(format!(
-            "`{name}` is no name for a run: use letters, digits, - _ and ."
+            "`{name}` is not a valid name for a run: use letters, digits, - _ and ."
         ))),
     }
 }
@@ -135,8 +135,8 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
     method(settings)?;
     match settings.update == Some(UpdateArg::InBackward) && *clip != 0.0 {
         true => Err(UsageError(format!(
-            "update = \"in-backward\" applies gradients before their norm is known, and clip is {clip}; set clip = 0, or update \
-             at another time"
+            "update = \"in-backward\" applies gradients before their norm is known, and clip is {clip}; set clip = 0, \
+             or choose another update"
         ))),
         false => Ok(()),
     }
@@ -181,7 +181,7 @@ impl Outline<'_> {
         let settings = self.settings;
         if self.model.is_fresh && settings.lora.is_some() {
             let problem = format!(
-                "adapters are trained beside weights, and {} is a preset without any; give a model with weights: a \
+                "adapters need trained weights, and {} is a preset without any; give a model with weights: a \
                  directory, or a name on the hub",
                 self.model.name
             );

@@ -94,18 +94,18 @@ pub(super) fn find(device: DeviceArg, style: Style) -> Result<DeviceKind> {
     }
     match (CudaDevice::new(0, 1 << 20), device) {
         (Ok(_), DeviceArg::Auto) => {
-            style.say("device cuda: there is a GPU that can be used");
+            style.say("device cuda: found a usable GPU");
             Ok(DeviceKind::Cuda)
         }
         (Ok(_), _) => Ok(DeviceKind::Cuda),
         (Err(problem), DeviceArg::Cuda) => {
             let remedies = doctor::gpu_remedies();
-            Err(anyhow!("no GPU can be used: {problem}{remedies}\n--device cpu takes the CPU"))
+            Err(anyhow!("no GPU can be used: {problem}{remedies}\n--device cpu uses the CPU"))
         }
         (Err(problem), _) => {
             eprintln!(
                 "warning: this runs on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is \
-                 missing; --device cpu takes the CPU without a warning"
+                 missing; --device cpu uses the CPU without this warning"
             );
             Ok(DeviceKind::Cpu)
         }
@@ -127,7 +127,7 @@ pub(super) fn check_size(device: DeviceArg, kind: DeviceKind, parameters: u64) -
     }
     Err(UsageError(format!(
         "no GPU can be used, and {} parameters are too many for a CPU; `storm doctor` says what is missing, and \
-         --device cpu takes the CPU all the same",
+         --device cpu uses the CPU anyway",
         grouped(parameters)
     ))
     .into())

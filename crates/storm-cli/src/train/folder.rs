@@ -29,7 +29,7 @@ const BEFORE: &str = "before-";
 pub(super) struct Claimed {
     /// None where the file system has no locks.
     pub(super) lock: Option<FolderLock>,
-    /// What was saved before, if the run goes on.
+    /// What was saved before, if the run is resumed.
     pub(super) before: Option<Progress>,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn claim(folder: &Path, start: Start) -> Result<Claimed> {
         && let Some(aside) = set_aside(folder)
             .with_context(|| format!("cannot set aside what is in {}", folder.display()))?
     {
-        eprintln!("the run as it was is now in {}", aside.display());
+        eprintln!("the previous run is now in {}", aside.display());
     }
     let before = begins_from(folder, &checkpoints(folder)?, start)?;
     Ok(Claimed { lock, before })
@@ -83,7 +83,7 @@ fn lock(folder: &Path) -> Result<Option<FolderLock>> {
         Ok(lock) => {
             if let Some(left) = lock.left_by() {
                 eprintln!(
-                    "warning: {shown} was left by process {} on {}; make sure that it does not run there still",
+                    "warning: {shown} was left by process {} on {}; make sure that it no longer runs there",
                     left.process, left.host
                 );
             }

@@ -107,7 +107,7 @@ pub(super) fn within_less<D: Trains>(
         setup.style.say(&format!("{alarm}: planned again for {bytes} of device memory"));
         return Ok((trainer, OnAlarm::Stop));
     }
-    eprintln!("warning: {alarm}, and the run cannot do with less: it continues as it is");
+    eprintln!("warning: {alarm}, and no plan fits in less: the run continues as it is");
     Ok((trainer, OnAlarm::GoOn))
 }
 

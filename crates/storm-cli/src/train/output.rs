@@ -1,9 +1,9 @@
-//! How a run talks.
+//! Output of a run.
 
 use crate::streams;
 use std::path::Path;
 
-/// Who reads.
+/// What a run prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     /// Tables, sentences, a bar.

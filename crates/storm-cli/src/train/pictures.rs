@@ -47,7 +47,7 @@ pub(super) fn look(setup: &Setup, model: &Path, step: u64, history: &History) ->
     }
     let batch = batch(setup, set, PICTURES_MAX)?;
     let count = batch.samples.len();
-    setup.style.say(&format!("looking at {count} held-out pictures …"));
+    setup.style.say(&format!("classifying {count} held-out pictures …"));
     let images = batch.column("images").context(MISSING)?;
     let targets = batch.column("targets").and_then(|column| column.to_i32()).context(MISSING)?;
     let directory = ImageDirectory::open(model)?;

@@ -81,7 +81,7 @@ impl Progress {
         &self.part
     }
 
-    /// The run goes on within another budget.
+    /// The run continues within another budget.
     pub(super) fn set_device_budget(&mut self, bytes: u64) {
         self.device_budget = bytes;
     }
@@ -175,15 +175,15 @@ impl Sink for Progress {
                 self.object(json!({"event": "started", "step": step, "steps": steps}));
             }
             Event::CheckpointSkipped { step, problem } => {
-                eprintln!("warning: the checkpoint of step {step} is passed over: {problem}");
+                eprintln!("warning: skipping the checkpoint of step {step}: {problem}");
                 let object =
                     json!({"event": "checkpoint_skipped", "step": step, "problem": problem});
                 self.object(object);
             }
             Event::DeviceChanged { before, now } => {
                 eprintln!(
-                    "warning: the run was saved on {before} and goes on on {now}: it is not promised to be \
-                     the same bit by bit"
+                    "warning: the run was saved on {before} and resumes on {now}: results may differ in their last \
+                     bits"
                 );
                 self.object(json!({"event": "device_changed", "before": before, "now": now}));
             }
@@ -277,7 +277,7 @@ impl Sink for Progress {
                 }
                 let reason = reason(finished.reason);
                 self.line(&format!("{reason} after {} steps", finished.step));
-                // A run that makes room goes on: `started` follows.
+                // A run that makes room continues: `started` follows.
                 let event = match finished.reason {
                     StopReason::MemoryShort(_) => "making_room",
                     _ => "finished",
@@ -289,7 +289,7 @@ impl Sink for Progress {
                 }));
             }
             Event::Sampled { prompt, text, .. } => {
-                self.style.say(&format!("\nThe model writes:\n\n{prompt}{text}"));
+                self.style.say(&format!("\nThe model generated:\n\n{prompt}{text}"));
                 self.object(json!({"event": "sample", "text": format!("{prompt}{text}")}));
             }
         }

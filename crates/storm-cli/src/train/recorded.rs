@@ -37,7 +37,7 @@ impl Recorded {
         }
         let settings = config::read(&config)?.resolve();
         let data = settings.data.as_deref().with_context(|| {
-            format!("{} does not say what the run learned from; give --data", config.display())
+            format!("{} does not name the data of the run; give --data", config.display())
         })?;
         Ok(Some(Recorded {
             data: data::dataset_of(data, folder),

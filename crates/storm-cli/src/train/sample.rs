@@ -19,7 +19,7 @@ pub(super) struct SampleOptions<'a> {
     pub(super) sequence: usize,
 }
 
-/// What a saved model goes on with after a prompt.
+/// The text that a saved model generates after a prompt.
 pub(super) fn write(
     directory: &Path,
     tokenizer: &Tokenizer,

@@ -58,8 +58,8 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     if setup.start == Start::Resume {
         let resumed = run.resume(&mut Recorder::new(&mut measure, vec![&mut progress]))?;
         match resumed {
-            Some(step) => setup.style.say(&format!("\ngoing on after step {step}")),
-            None => setup.style.say("\nno checkpoint yet: beginning"),
+            Some(step) => setup.style.say(&format!("\nresuming after step {step}")),
+            None => setup.style.say("\nno checkpoint yet: starting at step 1"),
         }
     }
     setup.write_down()?;
@@ -143,9 +143,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             print(&format!("resume       {}", output::resume_command(&setup.folder)));
         }
     }
-    best_model
-        .map(drop)
-        .with_context(|| format!("{} was not written, and all else of the run was", best.display()))
+    best_model.map(drop).with_context(|| {
+        format!("{} was not written; everything else of the run was", best.display())
+    })
 }
 
 /// A run at its beginning, from the model that it starts with.
@@ -233,7 +233,7 @@ fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> 
     Ok(run.trainer().save(output, &options)?)
 }
 
-/// What the saved model goes on with after the prompt, if that is asked for.
+/// The text that the saved model generates after the prompt, if that is asked for.
 fn sample(setup: &Setup, model: &Path) -> Result<Option<String>> {
     let settings = &setup.settings;
     if settings.sample_tokens == 0 {

@@ -691,8 +691,8 @@ fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     let show = |value: Option<&String>| value.map_or("not given".to_owned(), Clone::clone);
     if before.get(BASE_HASH) != now.get(BASE_HASH) && before.get("lora") == now.get("lora") {
         let problem = format!(
-            "the weights of {} are not those beside which this run's adapters were trained; put those back, or give \
-             another --name",
+            "the weights of {} are not those that this run's adapters were trained on; restore them, or give another \
+             --name",
             show(now.get("model"))
         );
         return Err(NoModel::new(problem).into());
@@ -704,7 +704,7 @@ fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     for key in FIXED.into_iter().filter(|key| !is_without_effect(key)) {
         if before.get(key).or_else(|| defaults.get(key)) != now.get(key) {
             let problem = format!(
-                "{key} was {} when the run began and is {} now; go on as it began, or give another --name",
+                "{key} was {} when the run began and is {} now; resume with the same value, or give another --name",
                 show(before.get(key)),
                 show(now.get(key))
             );

@@ -25,7 +25,7 @@ pub(super) fn listen(stop: &Stop) -> Result<()> {
                 // A checkpoint that is being written is not in its place yet: the last one is whole.
                 std::process::exit(INTERRUPTED);
             }
-            eprintln!("\nfinishing the step, then saving; once more to leave at once");
+            eprintln!("\nfinishing the step, then saving; press Ctrl-C again to exit at once");
         }
     };
     thread::Builder::new()

@@ -11,7 +11,7 @@ pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> 
     let prediction = &plan.planned.prediction;
     let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted.max(1e-12);
     let (Some(median), Some(speed)) = (part.median_step_seconds(), part.units_per_second()) else {
-        return vec!["no step was left to make".to_owned()];
+        return vec!["no steps were left to run".to_owned()];
     };
     let mut lines = vec![format!(
         "{:<10} {:>12} {:>12} {:>8} {:>12}",

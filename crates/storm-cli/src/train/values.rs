@@ -77,7 +77,10 @@ impl Serialize for Seed {
 impl<'de> Deserialize<'de> for Seed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Seed, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a whole number that is not negative; above 2^63 as text")]
+        #[serde(
+            untagged,
+            expecting = "a whole number that is not negative; from 2^63 on, in quotes"
+        )]
         enum Written {
             Number(u64),
             Text(String),

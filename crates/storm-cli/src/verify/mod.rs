@@ -112,7 +112,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
 /// The CPU device is what others are compared with.
 fn on_cpu(args: &VerifyArgs, chosen: bool) -> Result<()> {
     if chosen || !args.data.is_asked_for() {
-        let problem = "--device cpu can be checked with --data alone: other checks compare with it";
+        let problem = "--device cpu can be checked with --data alone: other checks compare a GPU with the CPU";
         return Err(UsageError(problem.to_owned()).into());
     }
     let mut sheet = Sheet::new(args.json, "CPU device");
@@ -138,7 +138,7 @@ fn ops(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
         let object = json!({"op": op, "dtype": dtype, "nodes": nodes, "error_share": report.worst});
         sheet.row("ops", report.passed(), object, &line);
     }
-    sheet.head("error: of what rounding allows");
+    sheet.head("error: percent of what rounding allows");
     sheet.head(&format!("\n{:<18} {:>20}  rows in chunks", "product", "rows × out × in"));
     for report in verify_row_chunks(open)? {
         let (rows, outputs, inputs) = report.shape;

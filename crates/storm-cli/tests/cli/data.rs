@@ -251,7 +251,7 @@ fn a_folder_with_nothing_usable_says_what_it_holds() {
     folder.write("in/c.txt", "text");
     let report = folder.data(pack).succeeded();
     assert!(report.contains("packed 1 documents"), "{report}");
-    assert!(report.contains("passed over 2 files of other kinds"), "{report}");
+    assert!(report.contains("ignored 2 files of other formats"), "{report}");
     // What has no tokenizer is told that text was found.
     folder.data("pack @in --out @x").failed(2, &["--tokenizer"]);
 }

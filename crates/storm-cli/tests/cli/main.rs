@@ -257,7 +257,7 @@ fn the_training_bench_asks_about_wear() {
         folder.path().display()
     );
     let worn = format!("{line} --disk-endurance 1MB");
-    let much = "of what the drive is rated for in 30 days";
+    let much = "of what the drive is rated for";
     words(&worn).failed(2, &[much, "--accept-wear true"]);
     let done = words(&format!("{worn} --accept-wear true"));
     let said = done.stderr.clone();

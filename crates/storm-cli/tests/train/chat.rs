@@ -129,19 +129,21 @@ fn what_cannot_be_said_is_refused_in_words() {
     };
     let chat = "chat runs/a --temperature 0 --tokens 8";
     // Two turns fill the model's 32 positions; a third does not fit.
-    let out =
-        refused(chat, "hi\nand\nthis is a long one\nhi\n", "the model looks back on 32; /reset");
+    let out = refused(chat, "hi\nand\nthis is a long one\nhi\n", "the context holds 32; /reset");
     assert_eq!(out, "yes é\nso\n");
     let long = format!("{}\n", "n".repeat(29));
     let (_, err) = done(storm(&place, chat, &long));
-    assert!(err.contains("the answer is cut off: the conversation has all 32 tokens"), "{err}");
+    assert!(
+        err.contains("the answer is cut off: the conversation fills the context of 32 tokens"),
+        "{err}"
+    );
     let (_, err) = done(storm(&place, "chat runs/a --temperature 0 --tokens 2", "hi\n"));
     assert!(err.contains("cut off after 2 tokens"), "{err}");
-    refused(chat, "/rest\n", "/rest is no command");
+    refused(chat, "/rest\n", "/rest is not a command");
     refused(chat, "/save\n", "/save needs the name of a file");
     refused(chat, "/save chat.jsonl\n", "cannot save to chat.jsonl");
     refused(&format!("{chat} --load none.jsonl"), "hi\n", "cannot load none.jsonl");
-    refused(&format!("{chat} --load text.txt"), "hi\n", "it is no conversation");
+    refused(&format!("{chat} --load text.txt"), "hi\n", "it is not a conversation");
     refused("chat runs/a --tokenizer bytes", "hi\n", "choose with --chat-template");
     let out = refused(&format!("{chat} --seq 64"), "hi\n", "the model has 32 positions");
     assert_eq!(out, "");

@@ -37,7 +37,7 @@ fn a_codec_belongs_to_its_run() {
 fn a_model_without_gated_units_is_refused() {
     let place = Place::new();
     let refused = place.run("a", &["--steps", "1", "--activation-codec", "int8"]);
-    refused.failed(2, &["stores what goes into gated units", "gpt2 has none"]);
+    refused.failed(2, &["compresses the inputs of gated units", "gpt2 has none"]);
     assert!(!place.run_folder("a").exists());
     let unknown = place.run("a", &["--steps", "1", "--activation-codec", "int4"]);
     unknown.failed(2, &["int4"]);

@@ -45,7 +45,7 @@ fn without_questions_it_takes_what_it_finds() {
     // The config that is there stays.
     let again = storm(&place, &["init", "--yes"], "");
     assert_eq!(again.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("storm.toml is there already"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("storm.toml already exists"));
     assert_eq!(fs::read_to_string(place.path().join("storm.toml")).expect("a config"), text);
 }
 
@@ -65,7 +65,7 @@ fn answers_are_asked_for_and_checked() {
     for (answers, part) in [
         ("gpt-5\n", "gpt-5"),
         ("\nmissing.txt\n\n\n", "missing.txt"),
-        ("\n\nmany\n", "`many` is no number"),
+        ("\n\nmany\n", "`many` is not a number"),
         ("\n\n5\n", "standard input ended"),
         ("runs/my-tune/model\n\n\n999\n", "positions"),
     ] {

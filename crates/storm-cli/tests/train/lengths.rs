@@ -23,7 +23,7 @@ fn long_samples_are_counted_before_the_first_step() {
     let words = "1 of 3 training samples are longer than seq = 16";
     for (overlong, fate) in [
         ("drop", "are left out (overlong = drop)"),
-        ("truncate", "lose their end"),
+        ("truncate", "are cut off at the end"),
         ("split", "are split into several"),
     ] {
         let done = run(overlong, &["--overlong", overlong]);

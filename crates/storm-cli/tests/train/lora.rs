@@ -113,7 +113,7 @@ fn another_base_is_refused_when_a_run_goes_on() {
     fs::rename(place.run_folder("base"), place.run_folder("old")).expect("renamed");
     place.run("base", &["--steps", "4", "--precision", "f32"]).succeeded();
     let resumed = run(&place, "a", &["--steps", "4", "--resume"]);
-    resumed.failed(4, &["are not those beside which this run's adapters were trained"]);
+    resumed.failed(4, &["are not those that this run's adapters were trained on"]);
 }
 
 /// A base in 8 bits: other losses than in f32, resumed to the bit, and evaluated as the run computed.

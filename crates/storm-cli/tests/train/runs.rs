@@ -166,7 +166,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     bytes[middle] ^= 1;
     fs::write(&file, bytes).expect("a file");
     let resumed = place.run("hurt", &[&flags[..], &["--resume"]].concat());
-    assert!(resumed.stderr.contains("step 8 is passed over"), "{}", resumed.stderr);
+    assert!(resumed.stderr.contains("skipping the checkpoint of step 8"), "{}", resumed.stderr);
     let events = resumed.succeeded();
     assert_eq!(losses(&events).first().map(|(step, _)| *step), Some(5));
     assert!(place.result("hurt", 8) == place.result("whole", 8));
@@ -228,7 +228,7 @@ fn mistakes_are_explained() {
     place.run("a", &["--steps", "1"]).failed(2, &["has checkpoints already", "--resume"]);
     let other = ["--steps", "2", "--resume", "--seed", "6"];
     place.run("a", &other).failed(2, &["seed was 5", "6 now"]);
-    place.run("../b", &[]).failed(2, &["no name for a run"]);
+    place.run("../b", &[]).failed(2, &["not a valid name for a run"]);
     place.run("b", &["--vram", "10KB"]).failed(3, &["no plan fits"]);
     place.run("b", &["--learning-rate=-1"]).failed(2, &["learning-rate"]);
     place.run("b", &["--data", "missing.txt"]).failed(4, &["missing.txt"]);

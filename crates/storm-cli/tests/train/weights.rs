@@ -129,7 +129,7 @@ fn other_checkpoints_are_chosen_and_damaged_ones_passed_over() {
     assert!(said.contains(&format!("checkpoint of step {step}, its best")), "{said}");
     failed(&sample("--step 3"), 4, "it has those of steps 2, 4, 6");
     failed(&sample("--step 3 --best"), 2, "cannot be used with");
-    failed(&storm(&place, "sample runs/a/model --best"), 2, "no run's folder");
+    failed(&storm(&place, "sample runs/a/model --best"), 2, "is not the folder of a run");
 
     let file = |step: u64| {
         place.run_folder("a").join(format!("checkpoints/step-{step:08}/parameters.safetensors"))
@@ -142,8 +142,8 @@ fn other_checkpoints_are_chosen_and_damaged_ones_passed_over() {
     };
     damage(6);
     let (_, said) = done(sample(""));
-    assert!(said.contains("warning: the checkpoint of step 6 is passed over"), "{said}");
-    assert!(said.contains("checkpoint of step 4, the newest that is whole"), "{said}");
+    assert!(said.contains("warning: skipping the checkpoint of step 6"), "{said}");
+    assert!(said.contains("checkpoint of step 4, the newest that is intact"), "{said}");
     failed(&sample("--step 6"), 4, "is damaged");
     damage(4);
     damage(2);
@@ -202,7 +202,7 @@ fn a_run_from_a_directory_has_what_belongs_to_it() {
     let (same, _) = done(storm_in(&place.run_folder("b"), &format!("sample . {args}")));
     assert_eq!(text, same);
     fs::rename(place.path().join("began"), place.path().join("elsewhere")).expect("moved");
-    failed(&storm(&place, &format!("sample runs/b {args}")), 4, "put the model back");
+    failed(&storm(&place, &format!("sample runs/b {args}")), 4, "restore the model");
 }
 
 /// A run knows which commit it began from, whatever the name means later.

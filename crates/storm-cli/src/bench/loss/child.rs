@@ -1,4 +1,4 @@
-//! The runs that are compared: each is a `storm train` of its own, as people would start it.
+//! The runs that are compared: each is a separate `storm train` process.
 
 use super::compare::Curve;
 use anyhow::{Context, Result, bail};

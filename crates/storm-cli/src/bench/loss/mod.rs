@@ -68,7 +68,7 @@ fn variants(changes: &[String]) -> Result<Vec<Variant>> {
     for change in changes {
         let variant = Variant::new(change);
         if variant.flags.is_empty() || variants.iter().any(|known| known.flags == variant.flags) {
-            let problem = format!("--change \"{change}\" says nothing new");
+            let problem = format!("--change \"{change}\" is empty or repeats another");
             return Err(UsageError(problem).into());
         }
         variants.push(variant);

@@ -1,4 +1,4 @@
-//! One run: a `storm train` of its own, as people would start it, and a `storm eval` on rows that nothing else looks at.
+//! One run: a separate `storm train` process, and a `storm eval` on rows that nothing else looks at.
 
 use super::records::Finished;
 use crate::train::Recorded;
