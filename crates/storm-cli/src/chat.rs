@@ -115,7 +115,10 @@ impl Conversation {
                 eprintln!("started over");
             }
             ("/save", "") => {
-                return Err(UsageError("/save needs the name of a file".to_owned()).into());
+                return Err(UsageError(
+                    "/save needs the name of a file: /save chat.jsonl".to_owned(),
+                )
+                .into());
             }
             ("/save", file) => {
                 save(Path::new(file), &self.messages)?;

@@ -405,7 +405,9 @@ fn evaluate<D: Trains>(
     }
     progress::show("");
     let losses = evaluation.losses();
-    let loss = losses.loss().context("the data has nothing to predict")?;
+    let loss = losses
+        .loss()
+        .context("the data has no targets to predict; choose another --split or --data")?;
     let seconds = begun.elapsed().as_secs_f64();
     let (accuracy, targets, split) = (losses.accuracy(), losses.targets(), args.split.split());
     let label_smoothing = evaluated.label_smoothing;

@@ -81,8 +81,8 @@ pub(crate) enum UpdateArg {
     /// In the next step, to each layer just before its first use.
     NextStep,
     /// In the backward pass, to each layer as soon as its gradients are complete, so that none are stored. Needs clip =
-    /// 0. All micro-batches of a step go through a layer together. A non-finite gradient ends the run, and nothing of
-    /// that step is saved.
+    /// 0, and all micro-batches of a step go through a layer together. A non-finite gradient ends the run, and nothing
+    /// of that step is saved.
     InBackward,
 }
 

@@ -119,7 +119,7 @@ impl Weights<'_> {
         let unknown = [data, &own].contains(&&Identity::Unknown);
         if unknown {
             eprintln!(
-                "warning: {made} {}, and {directory} has {}: whether they are the same cannot be checked",
+                "warning: {made} {}, and {directory} has {}: STORM cannot check whether they are the same",
                 data.words(),
                 own.words()
             );

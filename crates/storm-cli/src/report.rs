@@ -38,7 +38,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let mut history = History::new();
     read_metrics(&metrics, &mut history)?;
     if history.last().is_none() {
-        let problem = format!("{shown} has no step in its metrics yet");
+        let problem =
+            format!("{shown} has no step in its metrics yet; try again after the first step");
         return Err(NoModel::new(problem).into());
     }
     let own = args.run.join("report.html");

@@ -1,4 +1,5 @@
-//! Models that a command line can name: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
+//! Models that a command line can name: a Hugging Face directory, the folder of a run or of a checkpoint, or a name on
+//! a hub.
 
 use crate::base::BaseArg;
 use crate::image_source::ImageSource;
@@ -214,7 +215,7 @@ impl ModelSource {
         match AnySource::open(named, which)? {
             AnySource::Language(source) => Ok(*source),
             AnySource::Image(_) => Err(NoModel(format!(
-                "{} is an image classifier, and this command is for language models",
+                "{} is an image classifier; this command is for language models",
                 named.display()
             ))
             .into()),

@@ -55,8 +55,8 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<()> {
     let window = args.seq.unwrap_or(args.prompt.saturating_add(args.tokens));
     if window > config.max_positions || args.prompt > window {
         return Err(UsageError(format!(
-            "a prompt of {} tokens and a window of {window} do not fit: {} has {} positions, and the window holds the \
-             prompt; give fewer --prompt or --tokens, or --seq",
+            "a prompt of {} tokens and a window of {window} do not fit: {} has {} positions, and the prompt must fit \
+             in the window; give a smaller --prompt, --tokens or --seq",
             args.prompt, args.model, config.max_positions
         ))
         .into());

@@ -61,7 +61,7 @@ pub(crate) struct RunArgs {
     /// How the frozen weights of a LoRA run are stored.
     #[arg(long, value_enum, default_value_t = BaseArg::Bf16)]
     pub(crate) base: BaseArg,
-    /// Number of layers, such as fewer than the preset has to try a large model on a small card. Default: the preset's.
+    /// Number of layers; a few are enough to try a large model on a small card. Default: the preset's.
     #[arg(long, value_parser = positive)]
     pub(crate) layers: Option<usize>,
     /// Host memory that a plan may use: 64GiB. Default: what this machine or its control group has available, less an

@@ -115,8 +115,8 @@ pub(crate) fn list(as_json: bool) -> Result<()> {
     }
     println!(
         "\nRates are what training is expected to reach, not the peak. `storm plan --json` prints the source of a \
-         profile.\nA file that `storm probe` wrote works, too, and a measurement of a card that is kept on this \
-         machine replaces\nits data sheet. If no hardware is named: the card in this machine, measured on first use; \
+         profile.\n--hardware also takes a file that `storm probe` wrote. A measurement that this machine keeps of a \
+         card replaces\nits data sheet. If no hardware is named: the card in this machine, measured on first use; \
          without a card,\n{WITHOUT_CARD}."
     );
     Ok(())

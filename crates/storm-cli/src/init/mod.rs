@@ -76,7 +76,9 @@ fn choose(args: &InitArgs, found: &Found) -> Result<Choices> {
         }
     };
     let length = match &model {
-        ModelChoice::Weights { .. } => Length::Epochs(ask.number("Passes over the data", 3.0)?),
+        ModelChoice::Weights { .. } => {
+            Length::Epochs(ask.number("Passes over the data (epochs)", 3.0)?)
+        }
         ModelChoice::Preset { .. } | ModelChoice::Small => {
             Length::Steps(ask.number("Steps", 1000)?)
         }

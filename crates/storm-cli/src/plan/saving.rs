@@ -104,7 +104,9 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
     let bytes = show(request.checkpoint_bytes);
     let how = match request.saving(&answer.planned.prediction) {
         Saving::Background => {
-            format!("it is written while steps go on, from a snapshot of {bytes} in host memory")
+            format!(
+                "training continues while it is written, from a snapshot of {bytes} in host memory"
+            )
         }
         Saving::NoRoom { left_bytes } => format!(
             "steps pause while it is written, because {} of host memory are left and a snapshot takes \

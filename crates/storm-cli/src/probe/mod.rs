@@ -21,7 +21,7 @@ pub(crate) struct ProbeArgs {
     /// File to write the profile to.
     #[arg(long, default_value = "storm-profile.json")]
     out: PathBuf,
-    /// Measure fewer shapes, each for a shorter time.
+    /// On a GPU, measure fewer shapes, each for a shorter time.
     #[arg(long)]
     quick: bool,
     /// Device to measure.

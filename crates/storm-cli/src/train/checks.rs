@@ -52,7 +52,7 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
         hardware::named_or_found(Some(hardware))?;
     }
     if settings.on_disk.is_some() && settings.disk.is_none() {
-        let problem = "on-disk needs disk: a folder on a local disk";
+        let problem = "on-disk needs disk; give a folder on a local disk";
         return Err(UsageError(problem.to_owned()).into());
     }
     Ok(())

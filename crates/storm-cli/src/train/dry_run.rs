@@ -93,7 +93,7 @@ fn lines(setup: &Setup, figures: &Figures) -> Vec<String> {
             setup.epochs_of(setup.steps)
         ),
         format!(
-            "time      about {} at {:.3} s a step, by the plan; evaluations and checkpoints come on top",
+            "time      about {} at {:.3} s a step, by the plan, plus evaluations and checkpoints",
             duration(seconds),
             prediction.step_seconds
         ),

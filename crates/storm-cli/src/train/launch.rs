@@ -195,7 +195,7 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
 fn corrected(correction: &Correction) -> String {
     let Correction { measured_seconds, predicted_seconds, corrected_seconds, outcome } = correction;
     let plan = match outcome {
-        Replanned::Same => "the plan stays the same",
+        Replanned::Same => "the plan does not change",
         Replanned::Other => "another plan is faster",
         Replanned::Kept => "another plan was slower, so this one stays",
     };

@@ -275,7 +275,7 @@ impl Model {
             let fields: Vec<String> =
                 dropout.iter().map(|(field, share)| format!("{field} = {share}")).collect();
             eprintln!(
-                "warning: {name} asks for dropout ({}); STORM trains without",
+                "warning: {name} asks for dropout ({}); STORM trains without it",
                 fields.join(", ")
             );
         }

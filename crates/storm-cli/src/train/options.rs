@@ -83,7 +83,7 @@ options! {
         seq: NonZeroUsize = count!(1024);
         /// What to do with samples longer than seq.
         overlong: OverlongArg = OverlongArg::Drop;
-        /// Order in which training reads the rows of a dataset. Default: `window` for pictures, `global` for text.
+        /// Order in which training reads the rows of a dataset (default: `window` for pictures, `global` for text).
         order: OrderArg;
         /// Host memory for data read ahead from disk: 256MiB, 2GiB. Evaluations take an eighth of it, or what they need
         /// if that is more.
@@ -95,8 +95,8 @@ options! {
         /// Pad training pictures by this many pixels on each side, by reflection, and crop them to their original size
         /// at a random offset; 0 for none.
         crop: usize = 0;
-        /// Replace a square of this many pixels a side, at a random place in each training picture, by the mean color;
-        /// 0 for none.
+        /// Replace a square of this many pixels a side, around a random pixel of each training picture, by the mean
+        /// color; 0 for none.
         cutout: usize = 0;
     }
     "Step" {
@@ -122,7 +122,7 @@ options! {
         chunk_rows: NonZeroUsize = count!(2048);
     }
     "Optimizer" {
-        /// Optimizer.
+        /// Optimizer that updates the weights.
         optimizer: OptimizerArg = OptimizerArg::Adamw;
         /// Highest learning rate. Default: 3e-4 for fresh weights, 2e-5 to train all weights of a language model further,
         /// 2e-4 for adapters.
@@ -136,7 +136,7 @@ options! {
         /// For schedule `wsd`: length of the final decay, as a fraction of the steps (below 1) or as a number of steps.
         /// Default: 0.2.
         cooldown: Span;
-        /// For schedule `wsd`: shape of the final decay. Default: `1-sqrt`.
+        /// For schedule `wsd`: shape of the final decay (default: `1-sqrt`).
         cooldown_shape: CooldownShapeArg;
         /// Weight decay. `adamw` multiplies weights by 1 - learning rate × weight-decay in each step; `sgd` adds
         /// weight-decay × weight to the gradient.
@@ -155,7 +155,7 @@ options! {
         beta2: f64 = 0.95;
         /// For optimizer `adamw`: added to the square root of the second moment.
         epsilon: f64 = 1e-8;
-        /// Largest norm of the gradients: larger ones are scaled down to it. 0 for no clipping.
+        /// Gradient clipping: gradients with a norm above this are scaled down to it; 0 for none.
         clip: f64 = 1.0;
         /// For optimizer `adamw`: how both moments are stored.
         moments: MomentsArg = MomentsArg::Full;
@@ -210,7 +210,7 @@ options! {
         gradients: PlacementArg;
         /// Where to keep the optimizer state of layers.
         optimizer_state: PlacementArg;
-        /// What to keep on disk even if host memory has room for it. Needs disk.
+        /// What to keep on disk even if host memory has room for it (needs disk).
         on_disk: OnDiskArg;
         /// When to apply gradients.
         update: UpdateArg;
@@ -218,14 +218,14 @@ options! {
         group: NonZeroUsize;
     }
     "Evaluation and checkpoints" {
-        /// Steps between evaluations on held-out data. Default: one evaluation, at the end.
+        /// Steps between evaluations on held-out data; the run also evaluates at its end. Default: only at the end.
         eval_every: NonZeroU64;
         /// Length of an evaluation: as much held-out data as this many training steps read, or all if there is less.
         eval_steps: NonZeroU64 = count!(8);
         /// Stop the run after this many evaluations in a row without a new lowest held-out loss. Default: do not stop
         /// early.
         patience: NonZeroU32;
-        /// Steps between checkpoints. Default: one checkpoint, at the end.
+        /// Steps between checkpoints; the run also saves one at its end. Default: only at the end.
         save_every: NonZeroU64;
         /// Whether training continues while a checkpoint is written.
         save_mode: SaveModeArg = SaveModeArg::Auto;

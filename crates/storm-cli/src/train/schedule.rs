@@ -70,9 +70,10 @@ pub(super) fn of(settings: &Settings, steps: u64) -> Result<Schedule> {
     }
     let useless = [("cooldown", cooldown.is_some()), ("cooldown-shape", cooldown_shape.is_some())];
     match useless.iter().find(|(_, is_given)| *is_given) {
-        Some((key, _)) => {
-            Err(UsageError(format!("{key} is for schedule = \"wsd\", which is not given")).into())
-        }
+        Some((key, _)) => Err(UsageError(format!(
+            "{key} is for schedule = \"wsd\"; set that, or leave {key} out"
+        ))
+        .into()),
         None => Ok(schedule),
     }
 }

@@ -652,7 +652,7 @@ fn given_step_size(settings: &Settings) -> Result<StepSize> {
         }
         (Some(_), None) if accumulate_given => {
             let problem =
-                "tokens-per-step chooses batch and accumulate; give both of these, or none";
+                "tokens-per-step chooses batch and accumulate; give both of these, or neither";
             Err(UsageError(problem.to_owned()).into())
         }
         (Some(tokens), None) => Ok(StepSize::Tokens(tokens.get())),

@@ -205,7 +205,8 @@ fn check_memory(sizes: Sizes) -> Result<()> {
     match needed <= available {
         true => Ok(()),
         false => Err(UsageError(format!(
-            "to compare with a set of {} in memory takes {}, and {} are available; give a smaller --data-size",
+            "comparing with a dataset of {} in memory takes {} of host memory, and {} are available; give a smaller \
+             --data-size",
             size::show(set_bytes),
             size::show(needed),
             size::show(available)

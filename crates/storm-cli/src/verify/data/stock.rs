@@ -101,8 +101,7 @@ impl Stock {
     ) -> Result<Box<dyn BatchSource>> {
         let all = self.blocks()?.data_ram_to_hold(Split::Train);
         if all <= data_ram {
-            let problem =
-                "the set fits into --data-ram, so nothing would be read; give a larger --data-size";
+            let problem = "the dataset fits in --data-ram, so the disk would be idle; give a larger --data-size";
             return Err(UsageError(problem.to_owned()).into());
         }
         let show = |done: u64, total: u64| {
