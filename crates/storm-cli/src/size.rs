@@ -32,6 +32,15 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// A size that [`parse`] reads as these bytes, in the largest binary unit that divides them.
+pub(crate) fn exact(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift) {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => format!("{bytes}B"),
+    }
+}
+
 /// Larger numbers are bytes, if anything.
 const GIGABYTES_MAX: f64 = 10_000.0;
 
@@ -77,5 +86,9 @@ mod tests {
         assert!(parse("nanGB").is_err());
         assert_eq!(show(1536), "1.50 KiB");
         assert_eq!(show(7), "7 B");
+        assert_eq!((exact(256 << 20), exact(0)), ("256MiB".to_owned(), "0B".to_owned()));
+        for bytes in [1, 1000, 1024, 1 << 30, (1 << 40) + 1024, 3 << 41] {
+            assert_eq!(parse(&exact(bytes)), Ok(bytes), "{}", exact(bytes));
+        }
     }
 }

@@ -5,7 +5,7 @@ mod ranks;
 use crate::data::disk_rates;
 use crate::disk_tier::{self, Probed};
 use crate::joined::Devices;
-use crate::{hardware, host_memory, joined, memory_limits, size};
+use crate::{UsageError, hardware, host_memory, joined, memory_limits, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::io::Write;
@@ -27,9 +27,9 @@ pub(crate) struct ProbeArgs {
     /// Device to measure.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
-    /// Number of the GPU, from 0.
-    #[arg(long, default_value_t = 0)]
-    gpu: usize,
+    /// Number of the GPU, from 0. Default: 0.
+    #[arg(long)]
+    gpu: Option<usize>,
     /// Directory on the disk that holds datasets. Some records are written there, read, and removed.
     #[arg(long, default_value = ".", value_name = "DIR")]
     at: PathBuf,
@@ -47,6 +47,12 @@ enum DeviceArg {
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
+    if let DeviceArg::Cpu = args.device {
+        let given = [("--quick", args.quick), ("--gpu", args.gpu.is_some())];
+        if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
+            return Err(UsageError(format!("{option} is for GPUs; leave it out")).into());
+        }
+    }
     let devices = match args.device {
         DeviceArg::Cpu => Devices::Cpu,
         DeviceArg::Cuda => Devices::Any,
@@ -64,10 +70,11 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
         return finish_cpu(args, out, profile, threads, &[]);
     }
     let start = Instant::now();
-    let found = probe(args.gpu, effort(args), |what| {
+    let gpu = args.gpu.unwrap_or(0);
+    let found = probe(gpu, effort(args), |what| {
         eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
     })?;
-    finish_card(args, out, found, args.gpu == 0, &[])
+    finish_card(args, out, found, gpu == 0, &[])
 }
 
 fn effort(args: &ProbeArgs) -> ProbeEffort {

@@ -52,7 +52,7 @@ fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
 
 fn check(args: &ProbeArgs) -> Result<(), String> {
     match args.device {
-        DeviceArg::Cuda if args.gpu > 0 => {
+        DeviceArg::Cuda if args.gpu.is_some() => {
             Err("--gpu is for one rank; of several, each takes the GPU with its number".to_owned())
         }
         _ => Ok(()),

@@ -1,6 +1,7 @@
 //! Defaults for the help, and docs/config.md, from the one definition of the options.
 
 use super::options::Given;
+use crate::size;
 use clap::{Arg, Args, Command};
 use std::collections::BTreeMap;
 
@@ -54,7 +55,7 @@ pub(crate) fn with_defaults(command: Command) -> Command {
 fn shown(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) if text.is_empty() => "nothing".to_owned(),
-        toml::Value::String(text) => text.clone(),
+        toml::Value::String(text) => size::parse(text).map_or_else(|_| text.clone(), size::exact),
         other => other.to_string(),
     }
 }

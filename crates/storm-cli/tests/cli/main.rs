@@ -230,6 +230,8 @@ fn probe_looks_at_its_output_first() {
     words("probe --out /no/such/folder/profile.json").failed(1, &["/no/such/folder", "folder"]);
     words("probe --out /").failed(4, &["does not name a file"]);
     words("probe --gpu many").failed(2, &["--gpu"]);
+    words("probe --device cpu --quick").failed(2, &["--quick is for GPUs"]);
+    words("probe --device cpu --gpu 0").failed(2, &["--gpu is for GPUs"]);
 }
 
 #[test]
