@@ -1,8 +1,7 @@
 //! Devices that run STORM's ops.
 //!
-//! [`cpu`] is the reference that every other device is checked against, and a fast device in its
-//! own right. A [`Device`] runs one instruction after another; a [`PlanDevice`] runs a checked
-//! plan on concurrent queues.
+//! A [`Device`] runs one instruction after another; a [`PlanDevice`] runs a checked plan on concurrent
+//! queues. [`cpu`] is the reference for every other device, and itself a fast device.
 
 mod chaos;
 mod collectives;

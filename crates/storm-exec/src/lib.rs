@@ -4,8 +4,8 @@
 //! persistent slots, and all activations of a step in a work area that is laid out in advance from
 //! their lifetimes. Nothing is allocated, decided or looked up while a schedule runs.
 //!
-//! [`Planned`] runs a checked plan, which says what is copied between device and host and when;
-//! [`trace`] shows what its queues did.
+//! [`Planned`] runs a checked plan, which lists every copy between device and host in order;
+//! [`trace`] shows what the queues did.
 
 mod error;
 mod layout;

@@ -1,9 +1,9 @@
-//! File system operations that the rest of STORM relies on.
+//! Safe access to the files that a user names.
 //!
-//! Every file that a user names may be a pipe, a device, or something that another process created a moment
-//! ago. These functions never block on a special file and never replace what the caller has not seen.
-//! Errors are plain [`std::io::Error`]s without the path: callers add it in their own error types. Outputs
-//! that appear complete or not at all have their own type, [`StageError`].
+//! Such a file may be a pipe, a device, or something that another process created a moment ago. The functions
+//! here never block on a special file and never replace a file that the caller has not checked. Errors are plain
+//! [`std::io::Error`]s without the path: callers add it in their own error types. Only outputs that appear
+//! complete or not at all have an error type of their own, [`StageError`].
 
 mod claim;
 mod exchange;

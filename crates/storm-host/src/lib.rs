@@ -1,13 +1,17 @@
 //! Host memory, independent of any device.
 //!
-//! [`HostPages`] is memory of exactly the requested size, present before it is used. [`HostLimit`] says how much
-//! is available and what limits it: the machine, its control group, or the limit on locked memory.
-//! [`MappedFile`] is a mapped file that tolerates truncation. [`cached_bytes`] says how much of a file is in the page
-//! cache. [`ReadRing`] has many reads of files in flight, into [`PageBuffer`]s. [`ScratchStore`] is
-//! scratch space on a disk, [`release_pages`] gives memory back for a while, and [`DriveWear`] says how worn an NVMe drive is. [`allocation`] counts what tests allocate.
+//! - [`HostPages`] is memory of exactly the requested size, faulted in before it is used.
+//! - [`HostLimit`] is how much memory is available and what limits it: the machine, its control group, or the limit on
+//!   locked memory.
+//! - [`release_pages`] gives memory back for a while.
+//! - [`MappedFile`] is a mapped file that tolerates truncation.
+//! - [`ReadRing`] keeps many reads of files in flight, into [`PageBuffer`]s.
+//! - [`cached_bytes`] returns how much of a file is in the page cache.
+//! - [`ScratchStore`] is scratch space on a disk, and [`DriveWear`] how worn an NVMe drive is.
+//! - [`allocation`] counts what tests allocate.
 //!
-//! Nothing here knows about devices. A device that copies pages by DMA registers them with its driver, and
-//! reports a refusal as [`HostMemoryRefused::to_lock`].
+//! A device that copies pages by DMA registers them with its driver, and reports a refusal as
+//! [`HostMemoryRefused::to_lock`].
 
 pub mod allocation;
 mod drive_wear;

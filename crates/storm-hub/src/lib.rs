@@ -1,8 +1,8 @@
 //! Finds models by their names on a Hugging Face hub: in the local cache, or by downloading them into it.
 //!
-//! The cache is that of `huggingface_hub`, so models that Python downloaded are found here, and the reverse. Data from
-//! the network is untrusted: only files of known kinds with plain names are accepted, nothing that can run code, and
-//! weights are compared with the hash that the hub names.
+//! The cache is that of `huggingface_hub`, so STORM finds models that Python downloaded, and Python those that STORM
+//! downloaded. Data from the network is untrusted: only files of known kinds with plain names are accepted, and nothing
+//! that can run code. Weights must match the hash that the hub states.
 
 mod cache;
 mod download;

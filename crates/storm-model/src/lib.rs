@@ -1,14 +1,16 @@
-//! Models: their description, and reading and writing their directories.
+//! Models: describes them, builds their programs, and reads and writes their directories.
 //!
-//! - [`AnyModel`] is a language model or an image classifier; nothing above asks which, except for data and words.
-//! - [`ModelConfig`] describes every supported family in one plain struct; [`preset`] makes one by name.
-//! - [`build`] turns a config into a program, [`build_decoder`] into programs that generate text.
-//! - [`ParameterLayout`] lists the parameters of a model and where Hugging Face keeps each.
+//! - [`AnyModel`] is a language model or an image classifier. Higher crates distinguish the two only for data and
+//!   messages.
+//! - [`ModelConfig`] describes every supported family of language models in one plain struct; [`preset`] makes one by
+//!   name.
+//! - [`build`] turns a config into a program, and [`build_decoder`] into programs that generate text.
+//! - [`ParameterLayout`] lists the parameters of a model and the Hugging Face tensors that each is made of.
+//! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, and [`save`] writes one.
 //! - [`ImageConfig`] describes an image classifier; [`image_preset`] makes one by name, [`ImageDirectory`] opens one.
-//! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, [`save`] writes one.
 //!
-//! Nothing here trusts a file: sizes are capped before memory is allocated, offsets are checked before a
-//! read, and formats that can run code are refused.
+//! Files are untrusted: sizes are capped before memory is allocated, offsets are checked before a read, and formats
+//! that can run code are refused.
 
 mod any_model;
 mod base_format;

@@ -1,7 +1,7 @@
-//! Plans of training steps under a memory budget.
+//! Plans training steps within a memory budget, proves the plans safe, and predicts how long they take.
 //!
-//! This crate is pure: no I/O, no devices, no clock. A [`Plan`] is plain data: instructions on a few
-//! queues, with addresses in every tier and the instructions that each waits for.
+//! This crate is pure: no I/O, no devices, no clock. A [`Plan`] is plain data: instructions on a few queues, each with
+//! its addresses and the instructions that it waits for. A [`CheckedPlan`] is one that a device may run.
 
 mod bottleneck;
 mod check;

@@ -1,8 +1,8 @@
-//! The Python module `storm._native`: STORM's queues offload what PyTorch saves.
+//! The Python module `storm._native`: offloads the tensors that PyTorch's autograd saves.
 //!
-//! Only glue. Python registers hooks for saved tensors and creates views, a session of
-//! `storm-saved` decides and moves, and the copies of `storm-device` run concurrently with
-//! PyTorch's own work.
+//! Only glue code. Python registers hooks for saved tensors and creates views. A session of
+//! `storm-saved` decides what to offload and moves it. The copies of `storm-device` run concurrently
+//! with PyTorch's own work.
 
 mod engine;
 mod report;

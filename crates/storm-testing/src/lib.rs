@@ -1,5 +1,5 @@
-//! What the tests of several crates share, and `storm verify` with them: a training step in miniature as a plan
-//! ([`tiny_plan`]) and as plain arithmetic ([`Plain`]).
+//! Shared by the tests of several crates and by `storm verify`: a miniature training step, as a plan ([`tiny_plan`])
+//! and as plain arithmetic ([`Plain`]).
 //!
 //! The seeded generator of all tests is [`storm_graph::random::Random`].
 

@@ -1,14 +1,14 @@
-//! The training step: batches in, losses out, parameters updated.
+//! The training step and the loop around it.
 //!
 //! [`Trainer`] runs steps of one or more micro-batches under a plan, within a memory budget. The loss of
-//! a step is normalized by the valid tokens of the whole step, so that micro-batches of unequal length
-//! weigh as they should. [`Run`] is the loop around it, with schedules, evaluation and checkpoints.
-//! [`ReferenceTrainer`] keeps everything in device memory and needs no plan: tests, `storm verify` and
-//! comparisons check the trainer against it, bit by bit.
+//! a step is normalized by the valid tokens of the whole step, so every token has the same weight, however
+//! long its micro-batch is. [`Run`] is the loop around the trainer, with schedules, evaluation and
+//! checkpoints. [`ReferenceTrainer`] keeps everything in device memory and needs no plan: tests,
+//! `storm verify` and comparisons check the trainer against it, bit by bit.
 //!
-//! # A model of one's own
+//! # Custom models
 //!
-//! Models come from a config ([`training_task`], [`Trainer::new`]) or are built layer by layer
+//! A model comes from a config ([`training_task`], [`Trainer::new`]) or is built layer by layer
 //! ([`task_of_program`], [`Trainer::of_program`]):
 //!
 //! ```

@@ -1,9 +1,11 @@
 //! Checks any device against the CPU device, for `storm verify` and for tests.
 //!
-//! From small to large: [`verify_ops`] compares every op, node by node, and [`verify_row_chunks`] compares matrix
-//! products in chunks of rows. [`verify_plan_device`] checks that queues keep the order of a plan.
-//! [`verify_models`] compares gradients and repeated runs of whole models. [`verify_plans`] checks that no plan
-//! changes a bit.
+//! The checks, from small to large:
+//! - [`verify_ops`] compares every op, node by node.
+//! - [`verify_row_chunks`] checks that matrix products in chunks of rows give the bits of the whole product.
+//! - [`verify_plan_device`] checks that queues keep the order of a plan.
+//! - [`verify_models`] compares the gradients of whole models, and repeated runs.
+//! - [`verify_plans`] checks that no plan changes a bit.
 
 mod fp8;
 mod models;
