@@ -55,9 +55,12 @@ impl Messages {
             start..sent
         };
         match collective.kind {
-            CollectiveKind::Exchange => {
+            CollectiveKind::Exchange | CollectiveKind::ExchangeSums => {
                 for rank in 0..ranks {
-                    let mut to = collective.pieces.iter().filter(|piece| piece.owner == rank);
+                    let receiver =
+                        |piece: &&Moved| collective.kind.receiver(plan.rank, piece.owner);
+                    let is_to = |piece: &&Moved| receiver(piece) == Some(rank);
+                    let mut to = collective.pieces.iter().filter(is_to);
                     let range = pack(&mut messages, &mut to);
                     messages.sends.push(range);
                 }

@@ -2,44 +2,91 @@
 //!
 //! Several ranks may share a step. Each computes some of its lanes, under a plan of its own, and owns a shard of the optimizer
 //! state. Pieces of parameters are the unit of ownership. Every rank issues the same collectives in the same order, on one queue.
+//!
+//! Gradients are exchanged on one level or on two. On one, every rank sends the owner of each piece its lane of it. On two, ranks of a
+//! machine first add up their lanes among themselves, and only the sums go from machine to machine. One level is the case of one
+//! machine, wherever ranks really are.
 
 use crate::TensorKind;
 use crate::plan::{Operand, Plan};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// Which of the ranks that share a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Which of the ranks that share a step, and how these exchange gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// Its number, below `ranks`.
     pub rank: u32,
     /// How many there are.
     pub ranks: u32,
+    /// How many ranks in a row add up their lanes among themselves, before the sums go to the owners of their pieces: those of
+    /// a machine. As many as there are if the exchange has one level.
+    pub machine: u32,
 }
 
 impl RankPlace {
+    /// A rank of several that exchange gradients on one level.
+    pub fn flat(rank: u32, ranks: u32) -> RankPlace {
+        RankPlace { rank, ranks, machine: ranks }
+    }
+
     /// Whether others share the step.
     pub fn is_shared(self) -> bool {
         self.ranks > 1
+    }
+
+    /// Whether gradients are exchanged inside machines, and sums of these between machines.
+    pub fn has_levels(self) -> bool {
+        self.machine < self.ranks
+    }
+
+    /// How many machines exchange sums.
+    pub fn machines(self) -> u32 {
+        self.ranks / self.machine.max(1)
     }
 
     /// All other ranks, in order.
     pub fn others(self) -> impl Iterator<Item = u32> {
         (0..self.ranks).filter(move |&other| other != self.rank)
     }
+
+    /// The ranks of its machine, in order.
+    pub fn in_machine(self) -> impl Iterator<Item = u32> {
+        let first = self.rank - self.number(self.rank);
+        first..first + self.machine
+    }
+
+    /// The ranks of all machines whose number in their machine is that of this rank in its own, in order.
+    pub fn peers(self) -> impl Iterator<Item = u32> {
+        (self.number(self.rank)..self.ranks).step_by(self.machine.max(1) as usize)
+    }
+
+    /// The rank of its machine that adds up the machine's lanes of a piece, given the owner of the piece.
+    pub fn adder(self, owner: u32) -> u32 {
+        self.rank - self.number(self.rank) + self.number(owner)
+    }
+
+    /// The number of a rank in its machine.
+    fn number(self, rank: u32) -> u32 {
+        rank % self.machine.max(1)
+    }
 }
 
 /// One rank, which makes the step alone.
 impl Default for RankPlace {
     fn default() -> RankPlace {
-        RankPlace { rank: 0, ranks: 1 }
+        RankPlace::flat(0, 1)
     }
 }
 
 /// Which way a collective moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum CollectiveKind {
-    /// Every rank sends the owner of each piece what it has of it. The owner adds these up, in the order of the ranks.
+    /// Every rank sends what it has of each piece to the rank of its machine that adds it up, in the order of the ranks. If the
+    /// exchange has one level, that is the owner of the piece.
     Exchange,
+    /// The second level: ranks of equal numbers in their machines send the owner of each piece what their machine has of it,
+    /// which the owner adds up in the order of the machines.
+    ExchangeSums,
     /// The owner of each piece sends it to all others.
     Gather,
 }
@@ -49,7 +96,27 @@ impl CollectiveKind {
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::Exchange => "exchange",
+            CollectiveKind::ExchangeSums => "exchange of sums",
             CollectiveKind::Gather => "gather",
+        }
+    }
+
+    /// Where a rank sends what it has of a piece, given its owner: to itself if it is the one that receives. None if it has no
+    /// part in the exchange of the piece. In a gather, every piece comes from its owner instead.
+    pub fn receiver(self, place: RankPlace, owner: u32) -> Option<u32> {
+        match self {
+            CollectiveKind::Exchange => Some(place.adder(owner)),
+            CollectiveKind::ExchangeSums => (place.adder(owner) == place.rank).then_some(owner),
+            CollectiveKind::Gather => None,
+        }
+    }
+
+    /// The ranks that exchange with a rank, itself included, in order.
+    pub fn members(self, place: RankPlace) -> Vec<u32> {
+        match self {
+            CollectiveKind::Exchange => place.in_machine().collect(),
+            CollectiveKind::ExchangeSums => place.peers().collect(),
+            CollectiveKind::Gather => (0..place.ranks).collect(),
         }
     }
 }
@@ -59,7 +126,8 @@ impl CollectiveKind {
 pub struct Collective {
     /// Which way.
     pub kind: CollectiveKind,
-    /// What is moved. Every rank lists the same pieces in the same order.
+    /// What is moved. Every rank that has a part in the exchange of a piece lists it, all in the same order. Of sums, a rank may have
+    /// none to exchange.
     pub pieces: Vec<Moved>,
     /// What users think of it as, for reports.
     pub moves: TensorKind,
@@ -68,11 +136,11 @@ pub struct Collective {
 /// One piece of a [`Collective`], as a rank sees it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Moved {
-    /// The rank that it is sent to in an exchange, and comes from in a gather.
+    /// The rank that adds up all lanes of it and updates it.
     pub owner: u32,
-    /// What this rank sends: in an exchange if another owns the piece, in a gather if it does itself.
+    /// What this rank sends: in an exchange if another is the receiver, in a gather if it owns the piece.
     pub sent: Option<Operand>,
-    /// What it receives, with the rank that sends it: in an exchange, if it owns the piece, from every other one, in order;
+    /// What it receives, with the rank that sends it: in an exchange, if it is the receiver, from every other member, in order;
     /// in a gather from the owner. An owner may also receive its own piece, which puts it elsewhere.
     pub received: Vec<(u32, Operand)>,
 }
@@ -102,7 +170,7 @@ impl Collective {
 
     /// Bytes that the busiest rank sends or receives.
     pub fn busiest_bytes(&self, plan: &Plan) -> usize {
-        busiest_bytes(self.kind, &self.owned_bytes(plan))
+        busiest_bytes(self.kind, plan.rank, &self.owned_bytes(plan))
     }
 
     /// By rank: bytes of the pieces that it owns.
@@ -115,20 +183,31 @@ impl Collective {
     }
 }
 
-/// Bytes that the busiest rank sends or receives, given those of each rank's pieces. In a gather, what an owner sends reaches the
-/// others one by one or is passed on by them, so every rank sends as much as it receives.
-pub(crate) fn busiest_bytes(kind: CollectiveKind, owned: &[usize]) -> usize {
-    let total: usize = owned.iter().sum();
-    let least = owned.iter().copied().min().unwrap_or(0);
-    let most = owned.iter().copied().max().unwrap_or(0);
+/// Bytes that the busiest rank sends or receives, given those of the pieces of each rank. In a gather, every rank
+/// receives what others own; one that owns more than others is not counted for sending it to each of them.
+pub(crate) fn busiest_bytes(kind: CollectiveKind, place: RankPlace, owned: &[usize]) -> usize {
+    let received: Vec<usize> = match kind {
+        // By number in a machine.
+        CollectiveKind::Exchange => {
+            let of = |number: usize| owned.iter().skip(number).step_by(place.machine as usize);
+            (0..place.machine as usize).map(|number| of(number).sum()).collect()
+        }
+        CollectiveKind::ExchangeSums => place.peers().map(|peer| owned[peer as usize]).collect(),
+        CollectiveKind::Gather => owned.to_vec(),
+    };
+    let total: usize = received.iter().sum();
+    let least = received.iter().copied().min().unwrap_or(0);
+    let most = received.iter().copied().max().unwrap_or(0);
     match kind {
         // What it has of others' pieces, or what the others have of its own.
-        CollectiveKind::Exchange => (total - least).max(most * owned.len().saturating_sub(1)),
+        CollectiveKind::Exchange | CollectiveKind::ExchangeSums => {
+            (total - least).max(most * received.len().saturating_sub(1))
+        }
         CollectiveKind::Gather => total - least,
     }
 }
 
-/// The name of what an owner receives of a value from another rank.
+/// The name of what a rank receives of a value from another one.
 pub(crate) fn received_name(name: &str, from: u32) -> String {
     format!("{name} of rank {from}")
 }

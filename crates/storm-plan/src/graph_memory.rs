@@ -82,6 +82,7 @@ mod tests {
             training: None,
             micro_batches,
             lanes: 1,
+            lane_groups: 1,
             rank: crate::RankPlace::default(),
             data: BTreeSet::new(),
         }

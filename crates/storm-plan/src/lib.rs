@@ -13,6 +13,7 @@ mod estimate;
 mod graph_memory;
 mod holdings;
 mod idle;
+mod lanes;
 mod lower;
 mod pack;
 mod per;
@@ -32,8 +33,8 @@ mod too_small;
 
 pub use bottleneck::Bottleneck;
 pub use check::{
-    Actor, CheckError, CheckedPlan, Found, RanksError, Spot, check, shared_digest, verify,
-    verify_ranks,
+    Actor, CheckError, CheckedPlan, Found, RanksError, Spot, check, shared_digest, sums_digest,
+    verify, verify_ranks,
 };
 pub use collective::{Collective, CollectiveKind, Moved, RankPlace};
 pub use decisions::{
@@ -43,6 +44,7 @@ pub use decisions::{
 pub use error::PlanError;
 pub use graph_memory::{GRAPH_KERNEL_BYTES, SHORT_KERNEL_SECONDS};
 pub use holdings::{Holding, TensorKind};
+pub use lanes::{Lanes, NotLanes};
 pub use lower::{DISK_BLOCK_BYTES, Lowering};
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{

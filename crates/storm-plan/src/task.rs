@@ -15,8 +15,11 @@ pub struct Task {
     /// How many micro-batches a step has, on this rank.
     pub micro_batches: usize,
     /// Into how many lanes these are divided, in order and evenly. The gradient of a lane is accumulated by itself; that of a
-    /// step is the f32 sum of its lanes in their order, rounded once. With one lane, it is the gradient of the lane.
+    /// step is the f32 sum of the lanes of all ranks in their order, rounded once. With one lane, it is the gradient of the lane.
     pub lanes: usize,
+    /// How many groups in a row the lanes of all ranks form. The lanes of a group are added in f32 in their order, then the sums of
+    /// the groups. With one group, lanes are added as they come.
+    pub lane_groups: usize,
     /// Which of the ranks that share the step this is for. Each has as many lanes: rank `r` of `n` has lanes `r`, `r + n`, ….
     pub rank: RankPlace,
     /// Inputs of micro-batches that a training step fetches from a data source, by name. The host writes
@@ -69,6 +72,17 @@ impl Task {
     /// How many micro-batches a lane has.
     pub fn lane_micro_batches(&self) -> usize {
         self.micro_batches / self.lanes.max(1)
+    }
+
+    /// How many lanes of all ranks are a group.
+    pub fn group_lanes(&self) -> usize {
+        self.lanes * self.rank.ranks as usize / self.lane_groups.max(1)
+    }
+
+    /// Whether the sum of a group lasts from one lane of this rank to the next. That of the first one is the sum of groups so far.
+    pub(crate) fn keeps_group_sums(&self) -> bool {
+        let ranks = self.rank.ranks as usize;
+        self.lane_groups > 1 && !ranks.is_multiple_of(self.group_lanes().max(1))
     }
 
     /// Whether the gradient of a step is the sum of several lanes, of this rank or of others.

@@ -37,6 +37,7 @@ pub fn evaluation_task(
         training: None,
         micro_batches,
         lanes: 1,
+        lane_groups: 1,
         rank: RankPlace::default(),
         data: BTreeSet::new(),
     })

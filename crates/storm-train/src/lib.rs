@@ -78,7 +78,7 @@ pub use predict::{
     PhaseLengths, PredictOptions, PredictState, Prediction, UpdateSeen, UpdatesSeen, Verdict,
     predict_bytes,
 };
-pub use ranks::{Heard, RankFigures, Ranks};
+pub use ranks::{Exchange, Flat, Heard, RankFigures, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
     PlanFacts, Predictions, Recorder, RunFacts, Sample, Shown, Sink, StepRecord, TensorBoardFile,

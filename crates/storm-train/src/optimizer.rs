@@ -107,7 +107,8 @@ pub(crate) mod names {
     pub(crate) const OBSERVED: &str = "observed";
     /// Behind the name of a gradient: the sum of its squares.
     pub(crate) const SQUARES_SUFFIX: &str = ".squares";
-    /// Behind the name of a gradient: the sum of lanes.
+    /// Behind the name of a gradient: the sum of lanes of a group, and that of groups.
+    pub(crate) const GROUP_SUFFIX: &str = ".group";
     pub(crate) const LANES_SUFFIX: &str = ".lanes";
 }
 
@@ -137,9 +138,11 @@ pub(crate) fn declare(
         let state = options.state(precision, &instance.parameter);
         let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
-        if *lanes > 1 {
-            let sum = format!("{gradient}{}", names::LANES_SUFFIX);
-            slots.declare(tensor(sum, shape.clone(), DType::F32, Gradient))?;
+        if lanes.count() > 1 {
+            for suffix in [names::GROUP_SUFFIX, names::LANES_SUFFIX] {
+                let sum = format!("{gradient}{suffix}");
+                slots.declare(tensor(sum, shape.clone(), DType::F32, Gradient))?;
+            }
         }
         slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
         for (suffix, format) in state {
@@ -174,39 +177,59 @@ fn add_folds(schedule: &mut Schedule, slots: &Slots, program: &Program) -> Resul
     Ok(())
 }
 
-/// What follows the first lane of a step, one in the middle and the last: parts of tied gradients are added up; then the sum of
-/// lanes is begun, or added to, or added to and rounded to the gradient of the step.
+/// What follows lanes of a step: parts of tied gradients are added up; the sum of a group is begun, or added to; the sum of groups is
+/// begun, or added to; and it is rounded to the gradient of the step.
 pub(crate) fn lane_schedules(
     slots: &Slots,
     program: &Program,
     instances: &[ParameterInstance],
-) -> Result<[Schedule; 3], TrainError> {
-    let mut schedules = [Schedule::default(), Schedule::default(), Schedule::default()];
-    for (position, schedule) in schedules.iter_mut().enumerate() {
-        add_folds(schedule, slots, program)?;
-        for instance in trainable(instances) {
-            let gradient = format!("{}.grad", instance.name);
-            let name = format!("{gradient}{}", names::LANES_SUFFIX);
-            let Tensor { shape, dtype, class, .. } = slots.tensor(slots.get(&gradient)?).clone();
-            let mut graph = Graph::new();
-            let lane = graph.source(&gradient, shape.clone(), dtype, class);
-            if position == 0 {
-                graph.apply(&name, Op::Convert { x: lane, dtype: DType::F32 })?;
-                schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
-                continue;
-            }
-            let sum = graph.source(&name, shape.clone(), DType::F32, class);
-            graph.apply("add", Op::Accumulate { sum, x: lane })?;
-            schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
-            if position == 2 {
-                let mut graph = Graph::new();
-                let sum = graph.source(&name, shape, DType::F32, class);
-                graph.apply(&gradient, Op::Convert { x: sum, dtype })?;
-                schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
-            }
-        }
+) -> Result<[Schedule; 6], TrainError> {
+    let mut schedules = std::array::from_fn(|_| Schedule::default());
+    add_folds(&mut schedules[0], slots, program)?;
+    for instance in trainable(instances) {
+        let gradient = format!("{}.grad", instance.name);
+        let dtype = slots.tensor(slots.get(&gradient)?).dtype;
+        let [group, sum] =
+            [names::GROUP_SUFFIX, names::LANES_SUFFIX].map(|suffix| format!("{gradient}{suffix}"));
+        convert(&mut schedules[1], slots, &gradient, &group, DType::F32)?;
+        accumulate(&mut schedules[2], slots, &gradient, &group)?;
+        convert(&mut schedules[3], slots, &group, &sum, DType::F32)?;
+        accumulate(&mut schedules[4], slots, &group, &sum)?;
+        convert(&mut schedules[5], slots, &sum, &gradient, dtype)?;
     }
     Ok(schedules)
+}
+
+/// One slot in another dtype, into another slot.
+fn convert(
+    schedule: &mut Schedule,
+    slots: &Slots,
+    from: &str,
+    to: &str,
+    dtype: DType,
+) -> Result<(), TrainError> {
+    let mut graph = Graph::new();
+    let x = slot_source(&mut graph, slots, from)?;
+    graph.apply(to, Op::Convert { x, dtype })?;
+    Ok(schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?)
+}
+
+/// One slot added to another.
+fn accumulate(
+    schedule: &mut Schedule,
+    slots: &Slots,
+    from: &str,
+    to: &str,
+) -> Result<(), TrainError> {
+    let mut graph = Graph::new();
+    let (sum, x) = (slot_source(&mut graph, slots, to)?, slot_source(&mut graph, slots, from)?);
+    graph.apply("add", Op::Accumulate { sum, x })?;
+    Ok(schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?)
+}
+
+fn slot_source(graph: &mut Graph, slots: &Slots, name: &str) -> Result<TensorId, TrainError> {
+    let Tensor { shape, dtype, class, .. } = slots.tensor(slots.get(name)?).clone();
+    Ok(graph.source(name, shape, dtype, class))
 }
 
 /// Parts of tied gradients added up, unless lanes have done that, then global norm and clip scale of all gradients.
@@ -218,7 +241,7 @@ pub(crate) fn norm_schedule(
     options: &TrainOptions,
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
-    if options.lanes == 1 {
+    if options.lanes.count() == 1 {
         add_folds(&mut schedule, slots, program)?;
     }
     let graph = norm_graph(instances, precision, &options.optimizer)?;

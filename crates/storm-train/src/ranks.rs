@@ -6,11 +6,13 @@
 //! a step, and never on the number of ranks.
 
 mod alike;
+mod exchange;
 mod figures;
 mod orders;
 mod saving;
 mod store;
 
+pub use exchange::{Exchange, Flat};
 pub use figures::RankFigures;
 pub(crate) use store::Store;
 
@@ -269,7 +271,7 @@ impl<D: PlanDevice> Trainer<D> {
 
     fn rank_state(&mut self, ranks: Ranks) -> Result<RankState, TrainError> {
         let refuse = |option, problem: String| Err(TrainError::Option { option, problem });
-        let (lanes, count) = (self.options().lanes, ranks.place.ranks as usize);
+        let (lanes, count) = (self.options().lanes.count(), ranks.place.ranks as usize);
         if !lanes.is_multiple_of(count) {
             return refuse("lanes", format!("{count} ranks cannot share {lanes} lanes evenly"));
         }
@@ -285,8 +287,8 @@ impl<D: PlanDevice> Trainer<D> {
         }
         let Place { rank, ranks: count } = ranks.place;
         let planned = self.plan().rank;
-        if planned != (RankPlace { rank, ranks: count }) {
-            let RankPlace { rank: other, ranks: of } = planned;
+        if (planned.rank, planned.ranks) != (rank, count) {
+            let RankPlace { rank: other, ranks: of, .. } = planned;
             return refuse("plan", format!("is for rank {other} of {of}, not {rank} of {count}"));
         }
         if self.plan().update == UpdateTime::InBackward || self.updates() > 0 {
@@ -463,7 +465,7 @@ impl<D: PlanDevice> Trainer<D> {
         let begun = Instant::now();
         ranks.lock().collective_time = Duration::ZERO;
         let (rank, count) = (ranks.place.rank as usize, ranks.place.ranks as usize);
-        let lanes = self.options().lanes;
+        let lanes = self.options().lanes.count();
         let in_lane = batches.len() / lanes;
         let numbering = Numbering { rank, ranks: count, in_lane };
         let own: Vec<&B> =

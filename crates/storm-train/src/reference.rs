@@ -18,6 +18,7 @@ use storm_model::{
     AnyModel, Augmentation, BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelOutput,
     PHASE_INPUT, Packing, ParameterSource, SaveOptions,
 };
+use storm_plan::Lanes;
 
 /// How a model is trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +41,10 @@ pub struct TrainOptions {
     pub label_smoothing: f32,
     /// How pictures of a step are changed.
     pub augmentation: Augmentation,
-    /// Into how many lanes the micro-batches of a step are divided, in order and evenly. The gradient of a lane is
-    /// accumulated by itself. That of a step is the f32 sum of its lanes in their order, rounded once.
-    pub lanes: usize,
+    /// Into what the micro-batches of a step are divided, in order and evenly. The gradient of a lane is accumulated by itself. The
+    /// lanes of a group are added in f32 in their order, then the sums of groups in theirs, which is rounded once to the gradient of
+    /// the step.
+    pub lanes: Lanes,
     /// Of initialization, stochastic rounding, dropout and augmentation.
     pub seed: u64,
 }
@@ -60,7 +62,7 @@ impl TrainOptions {
             optimizer: OptimizerOptions::default(),
             label_smoothing: 0.0,
             augmentation: Augmentation::default(),
-            lanes: 1,
+            lanes: Lanes::ONE,
             seed: 0,
         }
     }
@@ -114,9 +116,16 @@ struct Schedules {
 
 /// What happens to the gradients of a lane, in a step of several.
 struct LaneSchedules {
-    first: ScheduleId,
-    middle: ScheduleId,
-    last: ScheduleId,
+    /// Parts of tied gradients are added up.
+    fold: ScheduleId,
+    /// The sum of a group begins with the lane, or the lane is added to it.
+    begin_group: ScheduleId,
+    add_to_group: ScheduleId,
+    /// The sum of groups begins with that of the first group, or that of another is added to it.
+    begin_sum: ScheduleId,
+    add_to_sum: ScheduleId,
+    /// The sum of groups becomes the gradient of the step.
+    round: ScheduleId,
 }
 
 /// Slots that the host fills.
@@ -222,7 +231,7 @@ impl<D: Device> ReferenceTrainer<D> {
             optimizer::norm_schedule(&slots, &program, &instances, precision, &options)?,
             optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
         ];
-        if options.lanes > 1 {
+        if options.lanes.count() > 1 {
             schedules.extend(optimizer::lane_schedules(&slots, &program, &instances)?);
         }
         if precision.has_master() {
@@ -237,10 +246,13 @@ impl<D: Device> ReferenceTrainer<D> {
             proceed: resident.schedule(2),
             norm: resident.schedule(3),
             update: resident.schedule(4),
-            lanes: (options.lanes > 1).then(|| LaneSchedules {
-                first: resident.schedule(5),
-                middle: resident.schedule(6),
-                last: resident.schedule(7),
+            lanes: (options.lanes.count() > 1).then(|| LaneSchedules {
+                fold: resident.schedule(5),
+                begin_group: resident.schedule(6),
+                add_to_group: resident.schedule(7),
+                begin_sum: resident.schedule(8),
+                add_to_sum: resident.schedule(9),
+                round: resident.schedule(10),
             }),
             fill_masters: precision.has_master().then(|| resident.schedule(count - 1)),
         };
@@ -282,7 +294,7 @@ impl<D: Device> ReferenceTrainer<D> {
     pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         let valid = self.inputs.rules.check(batches, &self.options)?;
         check_lanes(&self.options, batches.len())?;
-        let in_lane = batches.len() / self.options.lanes;
+        let in_lane = batches.len() / self.options.lanes.count();
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
         let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
         if let Some(phase) = self.inputs.phase {
@@ -314,15 +326,28 @@ impl<D: Device> ReferenceTrainer<D> {
         Ok(Found { loss, accuracy: classifies.then_some(correct / valid as f32) })
     }
 
-    /// Adds the gradients of a lane to those of the lanes before it.
+    /// Adds the gradients of a lane to those of its group, the group to those before it if it is complete, and rounds the sum of
+    /// all.
     fn sum_lane(&mut self, lane: usize) -> Result<(), TrainError> {
-        let Some(lanes) = &self.schedules.lanes else { return Ok(()) };
-        let schedule = match lane {
-            0 => lanes.first,
-            _ if lane + 1 == self.options.lanes => lanes.last,
-            _ => lanes.middle,
+        let (Some(schedules), lanes) = (&self.schedules.lanes, self.options.lanes) else {
+            return Ok(());
         };
-        Ok(self.resident.run(schedule)?)
+        let in_group = lane % lanes.in_group();
+        self.resident.run(schedules.fold)?;
+        self.resident.run(match in_group {
+            0 => schedules.begin_group,
+            _ => schedules.add_to_group,
+        })?;
+        if in_group + 1 == lanes.in_group() {
+            self.resident.run(match lane / lanes.in_group() {
+                0 => schedules.begin_sum,
+                _ => schedules.add_to_sum,
+            })?;
+        }
+        if lane + 1 == lanes.count() {
+            self.resident.run(schedules.round)?;
+        }
+        Ok(())
     }
 
     /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves

@@ -38,12 +38,13 @@ pub fn rank_task(
 ) -> Result<Task, TrainError> {
     check_lanes(options, micro_batches)?;
     let (lanes, ranks) = (options.lanes, rank.ranks.max(1) as usize);
-    if !lanes.is_multiple_of(ranks) {
-        let problem = format!("{ranks} ranks cannot share {lanes} lanes evenly");
+    if !lanes.count().is_multiple_of(ranks) {
+        let problem = format!("{ranks} ranks cannot share {} lanes evenly", lanes.count());
         return Err(TrainError::Option { option: "lanes", problem });
     }
-    let own = TrainOptions { lanes: lanes / ranks, ..options.clone() };
-    Ok(Task { rank, ..training_task(model, &own, micro_batches / ranks)? })
+    let own = TrainOptions { lanes: (lanes.count() / ranks).into(), ..options.clone() };
+    let task = training_task(model, &own, micro_batches / ranks)?;
+    Ok(Task { rank, lane_groups: lanes.groups(), ..task })
 }
 
 /// [`training_task`] of a program that the caller has built.
@@ -88,14 +89,20 @@ pub fn task_of_program(
         updates,
     };
     let data = InputRules::of_program(program).data_inputs(&training.proceed);
-    let (forward, lanes) = (program.clone(), options.lanes);
-    let rank = RankPlace::default();
-    Ok(Task { forward, training: Some(training), micro_batches, lanes, rank, data })
+    Ok(Task {
+        forward: program.clone(),
+        training: Some(training),
+        micro_batches,
+        lanes: options.lanes.count(),
+        lane_groups: options.lanes.groups(),
+        rank: RankPlace::default(),
+        data,
+    })
 }
 
 /// Whether the micro-batches of a step can be divided into lanes.
 pub(crate) fn check_lanes(options: &TrainOptions, micro_batches: usize) -> Result<(), TrainError> {
-    let lanes = options.lanes;
+    let lanes = options.lanes.count();
     if lanes > 0 && micro_batches.is_multiple_of(lanes) {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
 use storm_model::ModelConfig;
 use storm_plan::{
-    Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
+    Budget, CheckedPlan, Forced, HardwareProfile, Lanes, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
 use storm_train::{Batch, Precision, Snapshot, TrainError, TrainOptions, Trainer, training_task};
@@ -36,8 +36,8 @@ impl PlanReport {
 
 const MICRO_BATCHES: usize = 4;
 
-/// Lanes of a step, for one family after another.
-const LANES: [usize; 3] = [1, 2, 4];
+/// Groups of lanes of a step, and the lanes of each, for one family after another.
+const LANES: [(usize, usize); 4] = [(1, 1), (1, 2), (1, 4), (2, 2)];
 
 /// At how many budgets the planner's own choice is tested.
 const BUDGETS: u64 = 3;
@@ -78,7 +78,8 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         let family = config.family.model_type();
         let batches: Vec<Batch> =
             (0..MICRO_BATCHES).map(|m| batch(config, 20 + m as u64)).collect();
-        let lanes = LANES[number % LANES.len()];
+        let (groups, in_group) = LANES[number % LANES.len()];
+        let lanes = Lanes::in_groups(groups, in_group).unwrap_or(Lanes::ONE);
         let options = TrainOptions { lanes, ..options(precision) };
         let expected = run_batches(config, &options, steps, &batches, &open)?;
         let task = training_task(config, &options, MICRO_BATCHES)?;

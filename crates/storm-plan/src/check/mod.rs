@@ -39,7 +39,7 @@ mod structure;
 mod walk;
 
 pub use error::{Actor, CheckError, Found, Spot};
-pub use ranks::{RanksError, shared_digest, verify_ranks};
+pub use ranks::{RanksError, shared_digest, sums_digest, verify_ranks};
 
 use crate::plan::{Plan, Run};
 use crate::tier::PerTier;

@@ -10,9 +10,14 @@
 //! order, and so is the order of collectives and of the kernels that use what they move. A piece that is gathered is written by kernels of its owner alone, and after such a write no kernel
 //! reads it, and no program ends, before it is gathered. So whenever ranks run a common kernel, all have the piece as its owner wrote it
 //! last.
+//!
+//! Machines may exchange sums of their lanes. Every rank takes part in each of these exchanges, so the order of collectives is still that of
+//! all ranks, but only ranks of one number in their machines send each other something: these list the same pieces. In every exchange, what a
+//! rank sends was written since it was sent last, and what it receives is read once before it is received again, so that no lane
+//! and no sum is left out or counted twice.
 
-use crate::collective::{CollectiveKind, Moved, received_name};
-use crate::plan::{Compute, InstructionId, Plan, SegmentId, ValueId, Work};
+use crate::collective::{Collective, CollectiveKind, Moved, received_name};
+use crate::plan::{Compute, InstructionId, Operand, Plan, SegmentId, ValueId, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -31,6 +36,16 @@ pub enum RanksError {
         /// Of how many.
         ranks: u32,
     },
+    /// Ranks are spread over machines in different ways.
+    #[error("rank {rank} is one of {found} on its machine, and rank 0 one of {expected}")]
+    Machines {
+        /// Which.
+        rank: u32,
+        /// How many ranks its machine has.
+        found: u32,
+        /// How many that of rank 0 has.
+        expected: u32,
+    },
     /// Ranks run other segments, or run them another number of times.
     #[error("rank {rank} runs other segments than rank 0")]
     Segments {
@@ -38,7 +53,7 @@ pub enum RanksError {
         rank: u32,
     },
     /// Ranks do something else at some point of a segment.
-    #[error("rank {rank} has {found} in `{segment}` where rank 0 has {expected}")]
+    #[error("rank {rank} has {found} in `{segment}` where rank {other} has {expected}")]
     Differs {
         /// Which.
         rank: u32,
@@ -46,7 +61,9 @@ pub enum RanksError {
         segment: String,
         /// What it does there.
         found: String,
-        /// What rank 0 does there.
+        /// Which other rank: the first, or the first with the same number in its machine.
+        other: u32,
+        /// What that does there.
         expected: String,
     },
     /// A piece is gathered from two ranks, or written by a rank that does not own it.
@@ -58,6 +75,16 @@ pub enum RanksError {
         rank: u32,
         /// Who owns it.
         owner: u32,
+    },
+    /// A lane or a sum is left out or counted twice.
+    #[error("rank {rank} exchanges `{value}` that is not new: {problem}")]
+    NotNew {
+        /// Which.
+        rank: u32,
+        /// What.
+        value: String,
+        /// In which way.
+        problem: &'static str,
     },
     /// A piece is used, or left behind, before other ranks have it.
     #[error("rank {rank} updates `{value}`, and {user} comes before it is gathered")]
@@ -84,6 +111,11 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
         }
     }
     let Some((first, others)) = plans.split_first() else { return Ok(()) };
+    let machine = first.rank.machine;
+    if let Some(other) = others.iter().find(|plan| plan.rank.machine != machine) {
+        let (rank, found) = (other.rank.rank, other.rank.machine);
+        return Err(RanksError::Machines { rank, found, expected: machine });
+    }
     let expected = View::new(first)?;
     for plan in others {
         let rank = plan.rank.rank;
@@ -101,21 +133,32 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
             let owner = expected.owners.get(&name).copied().unwrap_or_default();
             return Err(RanksError::Owners { value: name, rank, owner });
         }
+        let peer = View::new(plans[(rank % machine) as usize])?;
         for (index, segment) in plan.segments.iter().enumerate() {
-            let [mine, theirs] =
-                [&found, &expected].map(|view| view.common(SegmentId(index as u32)));
+            let id = SegmentId(index as u32);
+            let [mine, theirs] = [&found, &expected].map(|view| view.common(id));
+            let [my_sums, their_sums] = [&found, &peer].map(|view| view.sums(id));
             if let Some((found, expected)) = mine.difference(&theirs) {
-                let segment = segment.name.to_owned();
-                return Err(RanksError::Differs { rank, segment, found, expected });
+                let (segment, other) = (segment.name.to_owned(), 0);
+                return Err(RanksError::Differs { rank, segment, found, other, expected });
+            }
+            if let Some((found, expected)) = first_difference(&my_sums, &their_sums) {
+                let (segment, other) = (segment.name.to_owned(), rank % machine);
+                return Err(RanksError::Differs { rank, segment, found, other, expected });
             }
         }
     }
-    plans.iter().try_for_each(|plan| check_gathered(plan))
+    plans.iter().try_for_each(|plan| {
+        check_exchanged(plan)?;
+        check_gathered(plan)
+    })
 }
 
-/// A digest of what all ranks must do alike: equal if [`verify_ranks`] finds no difference between two plans.
+/// A digest of what all ranks must do alike: equal if [`verify_ranks`] finds no difference between two plans, but for the sums that
+/// their machines exchange.
 pub fn shared_digest(plan: &Plan) -> u64 {
     let mut hasher = DefaultHasher::new();
+    plan.rank.machine.hash(&mut hasher);
     for run in &plan.step {
         (run.segment.0, run.times).hash(&mut hasher);
     }
@@ -130,6 +173,17 @@ pub fn shared_digest(plan: &Plan) -> u64 {
             }
         }
         Err(error) => error.to_string().hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+/// A digest of the sums that machines exchange: equal for ranks of equal numbers in their machines if [`verify_ranks`] finds no
+/// difference between their plans.
+pub fn sums_digest(plan: &Plan) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    if let Ok(view) = View::new(plan) {
+        let segments = 0..plan.segments.len();
+        segments.for_each(|index| view.sums(SegmentId(index as u32)).hash(&mut hasher));
     }
     hasher.finish()
 }
@@ -174,14 +228,11 @@ struct Common {
 impl Common {
     /// The first difference, in words.
     fn difference(&self, expected: &Common) -> Option<(String, String)> {
-        let word =
-            |event: Option<&Event>| event.map_or_else(|| "nothing".to_owned(), Event::describe);
         for (mine, theirs) in
             [(&self.collectives, &expected.collectives), (&self.kernels, &expected.kernels)]
         {
-            let length = mine.len().max(theirs.len());
-            if let Some(at) = (0..length).find(|&at| mine.get(at) != theirs.get(at)) {
-                return Some((word(mine.get(at)), word(theirs.get(at))));
+            if let Some(difference) = first_difference(mine, theirs) {
+                return Some(difference);
             }
         }
         let differs = |(name, uses): &(&String, &Vec<Use>)| expected.uses.get(*name) != Some(uses);
@@ -189,6 +240,14 @@ impl Common {
         let order = "another order of kernels and collectives";
         Some((format!("{order} of `{name}`"), "its own".to_owned()))
     }
+}
+
+/// The first difference between events, in words.
+fn first_difference(mine: &[Event], theirs: &[Event]) -> Option<(String, String)> {
+    let word = |event: Option<&Event>| event.map_or_else(|| "nothing".to_owned(), Event::describe);
+    let length = mine.len().max(theirs.len());
+    let at = (0..length).find(|&at| mine.get(at) != theirs.get(at))?;
+    Some((word(mine.get(at)), word(theirs.get(at))))
 }
 
 /// A plan as others see it.
@@ -226,24 +285,20 @@ impl<'a> View<'a> {
         let name = |value: ValueId| self.plan.value(value).name.clone();
         let mut common = Common::default();
         // First what is moved: only its uses matter.
-        for index in self.plan.segment(segment).instructions.clone() {
-            if let Work::Collective(collective) = &self.plan.instructions[index].work {
-                for piece in &collective.pieces {
-                    common.uses.entry(self.piece_name(collective.kind, piece)).or_default();
-                }
+        for collective in self.collectives(segment) {
+            for piece in of_all(collective) {
+                common.uses.entry(self.piece_name(collective.kind, piece)).or_default();
             }
         }
         for index in self.plan.segment(segment).instructions.clone() {
             match &self.plan.instructions[index].work {
                 Work::Collective(collective) => {
-                    let mut pieces = Vec::new();
                     let at = Use::Collective(common.collectives.len());
-                    for piece in &collective.pieces {
+                    for piece in of_all(collective) {
                         let name = self.piece_name(collective.kind, piece);
-                        common.uses.entry(name.clone()).or_default().push(at);
-                        pieces.push((piece.owner, piece.size_bytes(self.plan), name));
+                        common.uses.entry(name).or_default().push(at);
                     }
-                    common.collectives.push(Event::Collective(collective.kind, pieces));
+                    common.collectives.push(self.event(collective.kind, of_all(collective)));
                 }
                 Work::Compute(compute) if !self.is_of_shard(compute) => {
                     let graph = &self.plan.graphs[compute.graph.0 as usize];
@@ -264,10 +319,34 @@ impl<'a> View<'a> {
         common
     }
 
+    /// The sums that a segment exchanges with ranks of the same number in their machines, which must do this alike.
+    fn sums(&self, segment: SegmentId) -> Vec<Event> {
+        let is_of_sums = |c: &&Collective| c.kind == CollectiveKind::ExchangeSums;
+        let exchanges = self.collectives(segment).filter(is_of_sums);
+        exchanges.map(|collective| self.event(collective.kind, &collective.pieces)).collect()
+    }
+
+    fn collectives(&self, segment: SegmentId) -> impl Iterator<Item = &'a Collective> {
+        let plan = self.plan;
+        plan.segment(segment).instructions.clone().filter_map(move |index| {
+            match &plan.instructions[index].work {
+                Work::Collective(collective) => Some(collective),
+                _ => None,
+            }
+        })
+    }
+
+    fn event(&self, kind: CollectiveKind, pieces: &[Moved]) -> Event {
+        let named = |piece: &Moved| {
+            (piece.owner, piece.size_bytes(self.plan), self.piece_name(kind, piece))
+        };
+        Event::Collective(kind, pieces.iter().map(named).collect())
+    }
+
     /// What a piece is called on the ranks that send it.
     fn piece_name(&self, kind: CollectiveKind, piece: &Moved) -> String {
         match (kind, &piece.received[..]) {
-            (CollectiveKind::Exchange, received @ [_, ..]) => {
+            (CollectiveKind::Exchange | CollectiveKind::ExchangeSums, received @ [_, ..]) => {
                 self.exchanged_name(received.iter().map(|(from, operand)| (*from, operand.value)))
             }
             _ => {
@@ -289,6 +368,14 @@ impl<'a> View<'a> {
     }
 }
 
+/// The pieces of a collective that every rank lists: all but sums, which are those of some ranks.
+fn of_all(collective: &Collective) -> &[Moved] {
+    match collective.kind {
+        CollectiveKind::Exchange | CollectiveKind::Gather => &collective.pieces,
+        CollectiveKind::ExchangeSums => &[],
+    }
+}
+
 /// Everything that is gathered, with its owner.
 fn gathers(plan: &Plan) -> impl Iterator<Item = (ValueId, u32)> {
     let collectives = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
@@ -300,6 +387,56 @@ fn gathers(plan: &Plan) -> impl Iterator<Item = (ValueId, u32)> {
         let operand = piece.operands().next()?;
         Some((operand.value, piece.owner))
     })
+}
+
+/// What is exchanged is new when it is sent, and read once when it was received.
+fn check_exchanged(plan: &Plan) -> Result<(), RanksError> {
+    let rank = plan.rank.rank;
+    let exchanges = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
+        Work::Collective(collective) if collective.kind != CollectiveKind::Gather => {
+            Some(collective)
+        }
+        _ => None,
+    });
+    let received: BTreeSet<ValueId> =
+        exchanges.flat_map(Collective::writes).map(|(_, operand)| operand.value).collect();
+    let refuse = |value: ValueId, problem: &'static str| {
+        let value = plan.value(value).name.clone();
+        Err(RanksError::NotNew { rank, value, problem })
+    };
+    let (mut written, mut unread) = (BTreeSet::new(), BTreeSet::new());
+    for segment in plan.step.iter().flat_map(|run| [run.segment].repeat(run.times.min(2))) {
+        for index in plan.segment(segment).instructions.clone() {
+            match &plan.instructions[index].work {
+                Work::Compute(compute) => {
+                    let read = compute.reads.iter().map(|operand| operand.value);
+                    for value in read.filter(|value| received.contains(value)) {
+                        if !unread.remove(&value) {
+                            return refuse(value, "it is read again before another arrives");
+                        }
+                    }
+                    written.extend(compute.writes.iter().map(|operand| operand.value));
+                }
+                Work::Collective(collective) if collective.kind != CollectiveKind::Gather => {
+                    for Operand { value, .. } in collective.reads() {
+                        if !written.remove(value) {
+                            return refuse(*value, "it was sent before");
+                        }
+                    }
+                    for (_, Operand { value, .. }) in collective.writes() {
+                        if !unread.insert(*value) {
+                            return refuse(*value, "it arrives again before it is read");
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    match unread.first() {
+        Some(&value) => refuse(value, "it is never read"),
+        None => Ok(()),
+    }
 }
 
 /// Kernels of the owner alone write what is gathered, and nothing uses it before all ranks have it.

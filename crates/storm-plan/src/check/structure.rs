@@ -20,7 +20,10 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
             return Err(CheckError::NoLinkToTier { tier });
         }
     }
-    if plan.rank.rank >= plan.rank.ranks
+    let RankPlace { rank, ranks, machine } = plan.rank;
+    if rank >= ranks
+        || machine == 0
+        || !ranks.is_multiple_of(machine)
         || plan.rank.is_shared() != plan.links.rank_queue().is_some()
     {
         return Err(CheckError::RankPlace { rank: plan.rank.rank, ranks: plan.rank.ranks });
@@ -212,11 +215,16 @@ pub(super) fn check_collective(
     id: InstructionId,
     collective: &Collective,
 ) -> Result<(), CheckError> {
-    let RankPlace { rank, ranks } = plan.rank;
+    let RankPlace { rank, ranks, .. } = plan.rank;
     let error = |problem: String| {
         Err(CheckError::BadCoverage { instruction: Actor::instruction(plan, id), problem })
     };
-    if collective.pieces.is_empty() {
+    let is_of_sums = collective.kind == CollectiveKind::ExchangeSums;
+    if is_of_sums && !plan.rank.has_levels() {
+        return error("one machine has nothing to exchange with others".to_owned());
+    }
+    // A rank may have no sums to send, and takes part.
+    if collective.pieces.is_empty() && !is_of_sums {
         return error("it moves nothing".to_owned());
     }
     let mut written: Vec<Range<usize>> = Vec::new();
@@ -225,9 +233,12 @@ pub(super) fn check_collective(
         let senders: Vec<u32> = received.iter().map(|&(from, _)| from).collect();
         let is_own = *owner == rank;
         let fits = match collective.kind {
-            CollectiveKind::Exchange => {
-                let others = plan.rank.others().filter(|_| is_own);
-                sent.is_none() == is_own && senders.iter().copied().eq(others)
+            CollectiveKind::Exchange | CollectiveKind::ExchangeSums => {
+                let receiver = collective.kind.receiver(plan.rank, *owner);
+                let receives = receiver == Some(rank);
+                let mut members = collective.kind.members(plan.rank);
+                members.retain(|&other| receives && other != rank);
+                receiver.is_some() && sent.is_none() == receives && senders == members
             }
             CollectiveKind::Gather => {
                 let receives = senders == [*owner] || (is_own && senders.is_empty());

@@ -4,14 +4,33 @@ use super::Lowering;
 use super::shards::partials_bytes;
 use super::shared::Cut;
 use crate::CollectiveKind;
+use storm_graph::DType;
 
 impl Lowering<'_> {
-    /// Seconds of the exchange of a block's gradients; none if there is none.
+    /// Seconds of the exchange of a block's gradients, inside machines if it has two levels; none if there is none.
     pub(super) fn exchange_seconds(&self, cut: &Cut, stage: usize) -> Option<f64> {
         let entries = &cut.stages[stage].gradients.entries;
         let pieces = self.pieces_that_learn(cut, stage);
         let bytes = |t: usize, piece: usize| entries[t].pieces[piece];
         self.moving_seconds(CollectiveKind::Exchange, cut, stage, &pieces, bytes)
+    }
+
+    /// Seconds of the exchange of the sums of machines; none if the exchange has one level.
+    pub(super) fn exchange_sums_seconds(&self, cut: &Cut, stage: usize) -> Option<f64> {
+        if !self.task.rank.has_levels() {
+            return None;
+        }
+        let entries = &cut.stages[stage].gradients.entries;
+        let pieces = self.pieces_that_learn(cut, stage);
+        let is_none = pieces.is_empty();
+        let added = |&(t, piece): &(usize, usize)| cut.shards.adds(stage, t, piece);
+        let pieces: Vec<(usize, usize)> = pieces.into_iter().filter(added).collect();
+        let bytes = |t: usize, piece: usize| {
+            let size = self.sets[stage].gradients[t].dtype.size_bytes();
+            entries[t].pieces[piece] / size * DType::F32.size_bytes()
+        };
+        (!is_none)
+            .then(|| self.owned_seconds(CollectiveKind::ExchangeSums, cut, stage, &pieces, bytes))
     }
 
     /// Seconds of the gather of some pieces of a block's weights; none if there is none.
@@ -43,7 +62,7 @@ impl Lowering<'_> {
                 owned[owner as usize] += repeat * partials_bytes(size);
             }
         }
-        Some(self.profile.collective_seconds(CollectiveKind::Gather, &owned))
+        Some(self.profile.collective_seconds(CollectiveKind::Gather, self.task.rank, &owned))
     }
 
     /// All pieces of a stage's parameters that learn, by position among these.
@@ -59,14 +78,23 @@ impl Lowering<'_> {
         pieces: &[(usize, usize)],
         bytes: impl Fn(usize, usize) -> usize,
     ) -> Option<f64> {
-        if !self.shares_step() || pieces.is_empty() {
-            return None;
-        }
+        let is_any = self.shares_step() && !pieces.is_empty();
+        is_any.then(|| self.owned_seconds(kind, cut, stage, pieces, bytes))
+    }
+
+    fn owned_seconds(
+        &self,
+        kind: CollectiveKind,
+        cut: &Cut,
+        stage: usize,
+        pieces: &[(usize, usize)],
+        bytes: impl Fn(usize, usize) -> usize,
+    ) -> f64 {
         let mut owned = vec![0; self.task.rank.ranks as usize];
         for &(t, piece) in pieces {
             owned[cut.shards.owner(stage, t, piece) as usize] += bytes(t, piece);
         }
-        Some(self.profile.collective_seconds(kind, &owned))
+        self.profile.collective_seconds(kind, self.task.rank, &owned)
     }
 
     /// What the queue between ranks does in a step.
@@ -79,7 +107,9 @@ impl Lowering<'_> {
         let cut = self.cut(piece_elements);
         for (stage, s) in self.task.program().stages().iter().enumerate() {
             let repeat = s.repeat as f64;
-            let exchange = self.exchange_seconds(&cut, stage).unwrap_or(0.0);
+            let levels =
+                [self.exchange_seconds(&cut, stage), self.exchange_sums_seconds(&cut, stage)];
+            let exchange: f64 = levels.into_iter().flatten().sum();
             communication.exchange += repeat * exchange;
             if exchange > 0.0 && communication.last_exchange == 0.0 {
                 communication.last_exchange = exchange;

@@ -107,6 +107,8 @@ pub(super) struct Emit<'a> {
     pub(super) arriving: [Option<usize>; 2],
     /// Gradients that are on their way between ranks.
     pub(super) exchanged: Option<Exchanged>,
+    /// The same, and the sums of machines were sent on.
+    pub(super) exchanged_sums: Option<Exchanged>,
     pub(super) square_graphs: BTreeMap<(DType, usize), GraphId>,
     pub(super) partial_graphs: BTreeMap<usize, GraphId>,
     variants: Vec<(Arc<Variant>, GraphId)>,
@@ -159,6 +161,7 @@ impl<'a> Emit<'a> {
             norm_graph: GraphId(0),
             arriving: [None, None],
             exchanged: None,
+            exchanged_sums: None,
             square_graphs: BTreeMap::new(),
             partial_graphs: BTreeMap::new(),
             variants: Vec::new(),
@@ -452,9 +455,6 @@ impl<'a> Emit<'a> {
         moves: TensorKind,
         pieces: Vec<Moved>,
     ) {
-        if pieces.is_empty() {
-            return;
-        }
         let work = Work::Collective(Collective { kind, pieces, moves });
         let after = self.position();
         self.copies.push((after, Instruction { work, waits: Vec::new() }, Mark::None));

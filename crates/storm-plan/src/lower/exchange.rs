@@ -1,10 +1,10 @@
 //! What the ranks of a step send each other: gradients of lanes to the owners of their pieces, sums of squares, and updated weights.
 
-use super::emit::{Bound, Emit};
+use super::emit::{Bound, Emit, Pieces};
 use super::residency::Class;
-use super::shards::partials_bytes;
+use super::shards::{Copies, partials_bytes};
 use crate::plan::{GraphId, Operand};
-use crate::{CollectiveKind, Moved, TensorKind};
+use crate::{CollectiveKind, Moved, RankPlace, TensorKind};
 use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, Shape, TensorClass};
 
@@ -17,15 +17,40 @@ impl Emit<'_> {
         Bound::one(offset, self.values.gradients[block][t].piece(piece))
     }
 
-    /// What another rank has sent of an own piece.
-    pub(super) fn received_piece(&self, block: usize, t: usize, piece: usize, from: u32) -> Bound {
-        let stage = self.lowering.blocks.get(block).stage;
-        let number = self.lowering.task.rank.others().position(|other| other == from);
-        let number = number.expect("one of the others");
-        let bytes = self.layout.cut.stages[stage].gradients.entries[t].pieces[piece];
-        let place = self.layout.cut.received[stage].place(t, piece, number, bytes);
-        let values = self.values.received[block][t][piece].expect("an own piece");
-        Bound::one(self.layout.received + place, values.piece(number))
+    /// What another rank of this machine has sent of a piece that this one adds up.
+    pub(super) fn received_lane(&self, block: usize, at: (usize, usize), from: u32) -> Bound {
+        let of_block = &self.layout.cut.received[self.lowering.blocks.get(block).stage];
+        let number = number_of(from, self.lowering.task.rank, CollectiveKind::Exchange);
+        let values = &self.values.received[block].lanes;
+        self.copy_of(values, &of_block.lanes, self.layout.received[0], at, number)
+    }
+
+    /// What this machine has of a piece that this rank adds up.
+    pub(super) fn machine_sum(&self, block: usize, at: (usize, usize)) -> Bound {
+        let of_block = &self.layout.cut.received[self.lowering.blocks.get(block).stage];
+        let values = &self.values.received[block].machine;
+        self.copy_of(values, &of_block.machine, self.layout.received[1], at, 0)
+    }
+
+    /// What another machine has of an own piece.
+    pub(super) fn received_sum(&self, block: usize, at: (usize, usize), from: u32) -> Bound {
+        let of_block = &self.layout.cut.received[self.lowering.blocks.get(block).stage];
+        let number = number_of(from, self.lowering.task.rank, CollectiveKind::ExchangeSums);
+        let values = &self.values.received[block].sums;
+        self.copy_of(values, &of_block.sums, self.layout.received[2], at, number)
+    }
+
+    fn copy_of(
+        &self,
+        values: &[Vec<Option<Pieces>>],
+        copies: &Copies,
+        start: usize,
+        at: (usize, usize),
+        number: usize,
+    ) -> Bound {
+        let value = values[at.0][at.1].expect("one of the pieces").piece(number);
+        let bytes = self.plan.value(value).size_bytes;
+        Bound::one(start + copies.place(at, number, bytes), value)
     }
 
     /// Positions of the pieces of a block's own gradients, in order.
@@ -37,27 +62,57 @@ impl Emit<'_> {
         (0..count).flat_map(pieces).collect()
     }
 
-    /// Sends the pieces of a block's gradients to their owners. Returns whether there was anything to send.
+    /// Those that this rank adds up for its machine.
+    pub(super) fn pieces_to_add(&self, block: usize) -> Vec<(usize, usize)> {
+        let (stage, shards) = (self.lowering.blocks.get(block).stage, &self.layout.cut.shards);
+        let all = self.owned_pieces(block).into_iter();
+        all.filter(|&(t, piece)| shards.adds(stage, t, piece)).collect()
+    }
+
+    /// Sends the pieces of a block's gradients to the ranks that add them up. Returns whether there was anything to send.
     pub(super) fn exchange_gradients(&mut self, block: usize) -> bool {
         if !self.lowering.shares_step() {
             return false;
         }
         let (stage, place) = (self.lowering.blocks.get(block).stage, self.lowering.task.rank);
         let mut moved = Vec::new();
-        for (t, piece) in self.owned_pieces(block) {
-            let owner = self.layout.cut.shards.owner(stage, t, piece);
+        for at in self.owned_pieces(block) {
+            let owner = self.layout.cut.shards.owner(stage, at.0, at.1);
             let (mut sent, mut received) = (None, Vec::new());
-            if owner == place.rank {
-                let from = |from| (from, operand(self.received_piece(block, t, piece, from)));
-                received = place.others().map(from).collect();
+            if place.adder(owner) == place.rank {
+                let others = place.in_machine().filter(|&other| other != place.rank);
+                let from = |from| (from, operand(self.received_lane(block, at, from)));
+                received = others.map(from).collect();
             } else {
-                sent = Some(operand(self.gradient_piece(block, t, piece)));
+                sent = Some(operand(self.gradient_piece(block, at.0, at.1)));
             }
             moved.push(Moved { owner, sent, received });
         }
         let is_any = !moved.is_empty();
-        self.collective(CollectiveKind::Exchange, TensorKind::Gradients, moved);
+        if is_any {
+            self.collective(CollectiveKind::Exchange, TensorKind::Gradients, moved);
+        }
         is_any
+    }
+
+    /// Sends what this machine has of the pieces of a block's gradients to their owners. Every rank takes part, even one that has added
+    /// up nothing, so that all have the same collectives.
+    pub(super) fn exchange_sums(&mut self, block: usize) {
+        let (stage, place) = (self.lowering.blocks.get(block).stage, self.lowering.task.rank);
+        let mut moved = Vec::new();
+        for at in self.pieces_to_add(block) {
+            let owner = self.layout.cut.shards.owner(stage, at.0, at.1);
+            let (mut sent, mut received) = (None, Vec::new());
+            if owner == place.rank {
+                let others = place.peers().filter(|&other| other != place.rank);
+                let from = |from| (from, operand(self.received_sum(block, at, from)));
+                received = others.map(from).collect();
+            } else {
+                sent = Some(operand(self.machine_sum(block, at)));
+            }
+            moved.push(Moved { owner, sent, received });
+        }
+        self.collective(CollectiveKind::ExchangeSums, TensorKind::Gradients, moved);
     }
 
     /// Brings pieces of weights that other ranks have updated, and sends those that this one has.
@@ -79,7 +134,9 @@ impl Emit<'_> {
                 false => Moved { owner, sent: None, received: vec![(owner, here)] },
             });
         }
-        self.collective(CollectiveKind::Gather, TensorKind::Weights, moved);
+        if !moved.is_empty() {
+            self.collective(CollectiveKind::Gather, TensorKind::Weights, moved);
+        }
     }
 
     /// Partial sums of squares of the pieces of a block's gradients that this rank owns, which are final.
@@ -118,7 +175,9 @@ impl Emit<'_> {
                 moved.push(Moved { owner, sent, received: vec![(owner, received)] });
             }
         }
-        self.collective(CollectiveKind::Gather, TensorKind::Gradients, moved);
+        if !moved.is_empty() {
+            self.collective(CollectiveKind::Gather, TensorKind::Gradients, moved);
+        }
         let program = lowering.task.program();
         let norm = &lowering.training().norm;
         for block in 0..lowering.blocks.count() {
@@ -177,6 +236,13 @@ pub(super) fn partial_graph(count: usize) -> Graph {
     let partials = graph.source("partials", shape, DType::F32, TensorClass::Activation);
     graph.apply("sum", Op::SumOfPartials { partials }).expect("they are f32");
     graph
+}
+
+/// The number of a rank among those that send to this one.
+fn number_of(from: u32, place: RankPlace, kind: CollectiveKind) -> usize {
+    let members = kind.members(place);
+    let others = members.iter().filter(|&&other| other != place.rank);
+    others.into_iter().position(|&other| other == from).expect("one of the others")
 }
 
 /// One value where it lies.

@@ -69,12 +69,12 @@ pub(super) fn emit(lowering: &Lowering<'_>, decisions: &Decisions, besides: Besi
     emit.declare_host_tensors();
     let forward = Group {
         begins_lane: true,
-        ends_lane: Some(Lane::Only),
+        ends_lane: Some(Lane::ONLY),
         is_first: true,
         pass: Pass::ForwardOnly,
     };
     match lowering.task.training {
-        Some(_) => emit.lanes(lowering.task.lanes),
+        Some(_) => emit.lanes(),
         None => {
             for kind in 0..decisions.groups.len() {
                 emit.begin_group(kind);
@@ -112,9 +112,9 @@ impl Emit<'_> {
 
     /// All lanes of a step, each with the groups that are decided. Groups that do the same are one segment: every group that
     /// does not end the step leaves the rings alike.
-    fn lanes(&mut self, lanes: usize) {
+    fn lanes(&mut self) {
         let mut known = BTreeMap::new();
-        for (lane, times) in Lane::of_step(lanes) {
+        for (lane, times) in Lane::of_step(self.lowering.task) {
             let mut runs = Vec::new();
             for kind in 0..self.decisions.groups.len() {
                 self.groups(kind, lane, &mut known, &mut runs);
@@ -148,7 +148,7 @@ impl Emit<'_> {
             });
             runs.push(Run { segment, times });
         };
-        let of_step = lane == Lane::Only;
+        let of_step = lane.is_only();
         if begins_lane && ends_lane.is_some() && left == 1 {
             let whole = Group { begins_lane, ends_lane, is_first, ..middle };
             run(whole, if of_step { "whole step" } else { "whole lane" }, 1);
@@ -631,7 +631,7 @@ impl Emit<'_> {
     /// Copies a block's gradients out if they cannot stay. At the end of a lane they are complete, and at the end of a step
     /// final.
     fn end_gradients(&mut self, group: Group, block: usize) {
-        self.settle_sums();
+        self.advance_sums();
         let Some(lane) = group.ends_lane else { return self.leave_gradients(group, block) };
         self.fold_tied(block);
         match self.exchange_gradients(block) {
@@ -641,27 +641,50 @@ impl Emit<'_> {
         }
     }
 
-    /// Adds up what was sent of a block's gradients.
-    pub(super) fn settle_sums(&mut self) {
-        if let Some(Exchanged { block, group }) = self.exchanged.take()
+    /// Adds up what was sent of blocks' gradients. If machines add up their lanes first, their sums are then sent on: another block is
+    /// computed meanwhile, and the block whose sums were sent before is complete.
+    fn advance_sums(&mut self) {
+        if let Some(Exchanged { block, group }) = self.exchanged_sums.take()
             && let Some(lane) = group.ends_lane
         {
             self.end_lane(group, block, lane);
         }
+        let Some(exchanged) = self.exchanged.take() else { return };
+        let Exchanged { block, group } = exchanged;
+        if self.lowering.task.rank.has_levels() {
+            self.sum_machine(block);
+            self.exchange_sums(block);
+            self.exchanged_sums = Some(exchanged);
+        } else if let Some(lane) = group.ends_lane {
+            self.end_lane(group, block, lane);
+        }
     }
 
-    /// The same if a block is about to take the memory of those gradients.
+    /// Adds up all that was sent.
+    fn settle_sums(&mut self) {
+        while self.exchanged.is_some() || self.exchanged_sums.is_some() {
+            self.advance_sums();
+        }
+    }
+
+    /// Adds up what was sent of blocks whose gradients have memory that another block is about to take.
     pub(super) fn settle_sums_in(&mut self, class: Class, block: usize) {
-        let Some(Exchanged { block: waiting, .. }) = self.exchanged else { return };
+        while self.sums_wait_in(class, block) {
+            self.advance_sums();
+        }
+    }
+
+    fn sums_wait_in(&self, class: Class, block: usize) -> bool {
         let at = |class: Class, block: usize| {
             let Block { stage, index } = self.lowering.blocks.get(block);
             (class, stage, index)
         };
-        let is_same = class == Class::Gradients && block == waiting;
-        let (one, other) = (at(class, block), at(Class::Gradients, waiting));
-        if !is_same && self.residency.meet(&self.layout, one, other) {
-            self.settle_sums();
-        }
+        let mut waiting = [self.exchanged_sums, self.exchanged].into_iter().flatten();
+        waiting.any(|Exchanged { block: waiting, .. }| {
+            let is_same = class == Class::Gradients && block == waiting;
+            let (one, other) = (at(class, block), at(Class::Gradients, waiting));
+            !is_same && self.residency.meet(&self.layout, one, other)
+        })
     }
 
     /// The gradients of a block are those of a lane.
@@ -684,7 +707,7 @@ impl Emit<'_> {
         self.touch(Class::Gradients, block);
         // What the sum of lanes has is not needed again.
         let stage = self.lowering.blocks.get(block).stage;
-        let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
+        let is_summed = group.ends_lane.is_some_and(|lane| !lane.ends_step())
             && !self.lowering.sets[stage].makes_parts();
         if !is_summed && self.gradients_leave(block, group.is_last()) {
             let which = match group.ends_lane {

@@ -101,6 +101,8 @@ pub(crate) struct Layout {
     pub(crate) frozen_ring: Ring,
     /// Sums of lanes, on the device for blocks whose gradients are pinned.
     pub(crate) sums: Vec<ClassPlaces>,
+    /// Sums of groups of lanes that last from lane to lane, likewise.
+    pub(crate) group_sums: Vec<ClassPlaces>,
     /// Where streamed state is, by stage and block.
     pub(crate) state_homes: Vec<Vec<StateHome>>,
     /// In pinned host memory: state on its way from and to the disk.
@@ -113,8 +115,9 @@ pub(crate) struct Layout {
     pub(crate) groups: Vec<GroupLayout>,
     pub(crate) work: usize,
     pub(crate) work_bytes: usize,
-    /// What other ranks send of the gradients of a block.
-    pub(super) received: usize,
+    /// What other ranks send of the gradients of a block, the sums of this machine, and what others send of theirs: see
+    /// [`Received`](super::shards::Received).
+    pub(super) received: [usize; 3],
     /// Partial sums of squares, by block and trainable parameter; empty if one rank makes the step.
     pub(super) squares: Vec<Vec<SquarePlaces>>,
 }
@@ -307,7 +310,7 @@ impl Layout {
         let results = lowering.shared.results.iter().map(place_result).collect();
         let norm_host = host.take(kind, "inputs and results", 4);
 
-        let Parameters { weights, gradients, states, sums } =
+        let Parameters { weights, gradients, states, sums, group_sums } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
         let weight_homes = place_weights(lowering, decisions, &cut, &mut host, &mut disk);
         let state_homes = place_states(lowering, decisions, &cut, &mut host, &mut disk);
@@ -329,8 +332,9 @@ impl Layout {
         let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
         let state_ring = Ring::take(&mut device, kind, "optimizer state in transit", slot, slots);
 
-        let received =
-            device.take(TensorKind::Gradients, "gradients of other ranks", cut.received_bytes);
+        let received = cut
+            .received_bytes
+            .map(|bytes| device.take(TensorKind::Gradients, "gradients of other ranks", bytes));
         let squares = place_squares(lowering, decisions, &cut, &mut device);
         let work_bytes = work_bytes(lowering, decisions);
         let work = device.take(TensorKind::WorkArea, "work area", work_bytes);
@@ -360,6 +364,7 @@ impl Layout {
             weight_homes,
             frozen_ring,
             sums,
+            group_sums,
             state_homes,
             disk_ring,
             changing,
@@ -478,6 +483,7 @@ struct Parameters {
     gradients: Vec<ClassPlaces>,
     states: Vec<ClassPlaces>,
     sums: Vec<ClassPlaces>,
+    group_sums: Vec<ClassPlaces>,
 }
 
 fn place_parameters(
@@ -493,6 +499,7 @@ fn place_parameters(
         gradients: Vec::new(),
         states: Vec::new(),
         sums: Vec::new(),
+        group_sums: Vec::new(),
     };
     for (stage, s) in lowering.task.program().stages().iter().enumerate() {
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
@@ -531,6 +538,8 @@ fn place_parameters(
         let (kind, sizes) = (TensorKind::Gradients, alike(&slabs.sums));
         let streaming = Streaming { pinned: decided.gradients.pinned, ring: 0 };
         places.sums.push(class(kind, sizes, streaming, true));
+        let sizes = if lowering.task.keeps_group_sums() { sizes } else { (0, 0) };
+        places.group_sums.push(class(kind, sizes, streaming, true));
     }
     if shares {
         // Rings lie over each other, except for those that a block needs at once: its weights, its
@@ -806,8 +815,9 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
     }
     let Some(training) = &lowering.task.training else { return bytes };
     if lowering.task.rank.is_shared() {
-        // The sum of a piece that does not last until another lane, and the sum of squares of a piece.
-        bytes = bytes.max(decisions.piece_elements * DType::F32.size_bytes());
+        // The sum of a piece that does not last until another lane, that of its group, and the sum of squares of a piece.
+        let sums = 1 + usize::from(lowering.task.lane_groups > 1);
+        bytes = bytes.max(sums * aligned(decisions.piece_elements * DType::F32.size_bytes()));
     }
     let nodes = 0..training.norm.nodes().len();
     nodes.map(|node| scratch_bytes(&training.norm, node)).fold(bytes, usize::max)

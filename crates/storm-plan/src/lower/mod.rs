@@ -626,6 +626,20 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
     if rank.rank >= rank.ranks {
         return refuse(format!("there is no rank {} of {}", rank.rank, rank.ranks));
     }
+    let (lanes, groups) = (task.lanes * rank.ranks as usize, task.lane_groups);
+    if groups == 0 || !lanes.is_multiple_of(groups) {
+        return refuse(format!("{lanes} lanes cannot be divided into {groups} groups"));
+    }
+    let machine = rank.machine as usize;
+    if machine == 0 || !(rank.ranks as usize).is_multiple_of(machine) {
+        return refuse(format!("{} ranks cannot be spread over machines of {machine}", rank.ranks));
+    }
+    if rank.has_levels() && task.group_lanes() != machine {
+        return refuse(format!(
+            "machines of {machine} ranks cannot add up groups of {} lanes by themselves",
+            task.group_lanes()
+        ));
+    }
     let stages = task.forward.stages();
     let exports = |stage: usize| !task.forward.section(stage).exports.is_empty();
     if let Some(stage) = (0..stages.len()).find(|&s| stages[s].repeat > 1 && exports(s)) {

@@ -53,46 +53,89 @@ impl Shards {
     pub(super) fn is_own(&self, stage: usize, parameter: usize, piece: usize) -> bool {
         self.owner(stage, parameter, piece) == self.place.rank
     }
+
+    /// Whether this rank adds up what its machine has of a piece. If the exchange has one level, owners do.
+    pub(super) fn adds(&self, stage: usize, parameter: usize, piece: usize) -> bool {
+        let owner = self.owner(stage, parameter, piece);
+        self.place.adder(owner) == self.place.rank
+    }
 }
 
-/// Where a rank receives what others have of its pieces of a block, relative to the first of them.
+/// Where copies of some pieces of a block lie, relative to the first of them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Received {
-    /// By trainable parameter and piece: the place of what the first other rank sends; none for pieces of others. What the
-    /// next one sends follows, aligned.
+pub(super) struct Copies {
+    /// By trainable parameter and piece: the place of the first copy; none for other pieces. The next one follows, aligned.
     starts: Vec<Vec<Option<usize>>>,
     pub(super) size_bytes: usize,
 }
 
-impl Received {
-    /// `sizes` has the bytes of each piece of each gradient.
-    pub(super) fn new(shards: &Shards, stage: usize, sizes: &[&[usize]]) -> Received {
-        let others = shards.place.ranks as usize - 1;
-        let mut received = Received::default();
+impl Copies {
+    /// So many copies of the pieces that are wanted, given the bytes of each piece of each gradient.
+    pub(super) fn new(
+        sizes: &[Vec<usize>],
+        count: usize,
+        is_wanted: impl Fn(usize, usize) -> bool,
+    ) -> Copies {
+        let mut copies = Copies::default();
         for (parameter, pieces) in sizes.iter().enumerate() {
             let mut starts = Vec::new();
             for (piece, &bytes) in pieces.iter().enumerate() {
-                let is_own = shards.is_own(stage, parameter, piece);
-                starts.push(is_own.then_some(received.size_bytes));
-                if is_own {
-                    received.size_bytes += others * aligned(bytes);
+                let is_wanted = is_wanted(parameter, piece);
+                starts.push(is_wanted.then_some(copies.size_bytes));
+                if is_wanted {
+                    copies.size_bytes += count * aligned(bytes);
                 }
             }
-            received.starts.push(starts);
+            copies.starts.push(starts);
         }
-        received
+        copies
     }
 
-    /// The place of what the `number`-th other rank sends of a piece of this many bytes.
+    /// The place of a copy of a piece of this many bytes.
     pub(super) fn place(
         &self,
-        parameter: usize,
-        piece: usize,
+        (parameter, piece): (usize, usize),
         number: usize,
         bytes: usize,
     ) -> usize {
-        let start = self.starts[parameter][piece].expect("asked for own pieces only");
+        let start = self.starts[parameter][piece].expect("one of the pieces");
         start + number * aligned(bytes)
+    }
+}
+
+/// What a rank receives of a block's gradients and adds up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Received {
+    /// Of each piece that the rank adds up, what every other rank of its machine sends.
+    pub(super) lanes: Copies,
+    /// If the exchange has two levels: of each of these, the sum of the machine.
+    pub(super) machine: Copies,
+    /// Of each own piece, the sum of every other machine.
+    pub(super) sums: Copies,
+}
+
+impl Received {
+    /// `sizes` has the bytes of each piece of each gradient, and `sum_sizes` those of its sum.
+    pub(super) fn new(
+        shards: &Shards,
+        stage: usize,
+        sizes: &[Vec<usize>],
+        sum_sizes: &[Vec<usize>],
+    ) -> Received {
+        let place = shards.place;
+        let levels = usize::from(place.has_levels());
+        let adds = |t, piece| shards.adds(stage, t, piece);
+        let is_own = |t, piece| shards.is_own(stage, t, piece);
+        Received {
+            lanes: Copies::new(sizes, place.machine as usize - 1, adds),
+            machine: Copies::new(sum_sizes, levels, adds),
+            sums: Copies::new(sum_sizes, place.machines() as usize - 1, is_own),
+        }
+    }
+
+    /// Bytes of each part.
+    pub(super) fn bytes(&self) -> [usize; 3] {
+        [&self.lanes, &self.machine, &self.sums].map(|copies| copies.size_bytes)
     }
 }
 

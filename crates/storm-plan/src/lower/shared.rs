@@ -73,8 +73,8 @@ pub(super) struct Cut {
     pub(super) shards: Shards,
     /// What a rank receives of the gradients of a block, by stage.
     pub(super) received: Vec<Received>,
-    /// The most that any rank receives of a block.
-    pub(super) received_bytes: usize,
+    /// The most that any rank has of each part of that.
+    pub(super) received_bytes: [usize; 3],
 }
 
 impl Shared {
@@ -132,15 +132,21 @@ impl Lowering<'_> {
         drop(known);
         let shards = Shards::new(self.task, &self.sets, piece_elements);
         let mut stages = Vec::new();
-        let (mut received, mut received_bytes) = (Vec::new(), 0);
+        let (mut received, mut received_bytes) = (Vec::new(), [0; 3]);
         let (mut updates, mut homes, mut frozen) = (Vec::new(), Vec::new(), Vec::new());
         let mut state_slot_bytes = 0;
         for (stage, set) in self.sets.iter().enumerate() {
             let OfStage { mut slabs, groups, received: own } =
                 self.cut_stage(stage, set, piece_elements, &shards);
-            let slot_bytes = |group: &UpdateGroup| group.slot_bytes.max(group.sums_bytes);
+            let sums = 1 + usize::from(self.task.keeps_group_sums());
+            let slot_bytes = |group: &UpdateGroup| group.slot_bytes.max(sums * group.sums_bytes);
+            let mut receive = |of_rank: &Received| {
+                for (most, bytes) in received_bytes.iter_mut().zip(of_rank.bytes()) {
+                    *most = bytes.max(*most);
+                }
+            };
             let mut state = groups.iter().map(slot_bytes).max().unwrap_or(0);
-            received_bytes = received_bytes.max(own.size_bytes);
+            receive(&own);
             // What fits on one rank fits on all: each takes as much memory as the one with the largest shard.
             for other in shards.place.others() {
                 let others = self.cut_stage(stage, set, piece_elements, &shards.of_rank(other));
@@ -152,7 +158,7 @@ impl Lowering<'_> {
                     own.size_bytes = own.size_bytes.max(other.size_bytes);
                 }
                 state = others.groups.iter().map(slot_bytes).fold(state, usize::max);
-                received_bytes = received_bytes.max(others.received.size_bytes);
+                receive(&others.received);
             }
             received.push(own);
             let foreign = set.gradients.iter().zip(&slabs.gradients.entries);
@@ -190,8 +196,13 @@ impl Lowering<'_> {
         let slabs = set.slabs(stage, piece_elements, self.task.lanes, shards);
         let groups = groups(stage, set, &slabs, piece_elements, shards);
         let own = slabs.gradients.entries.iter().take(set.trainable().count());
-        let sizes: Vec<&[usize]> = own.map(|entry| &entry.pieces[..]).collect();
-        let received = Received::new(shards, stage, &sizes);
+        let sizes: Vec<Vec<usize>> = own.map(|entry| entry.pieces.clone()).collect();
+        let f32s = |(t, pieces): (usize, &Vec<usize>)| -> Vec<usize> {
+            let size = set.gradients[t].dtype.size_bytes();
+            pieces.iter().map(|bytes| bytes / size * DType::F32.size_bytes()).collect()
+        };
+        let sum_sizes: Vec<Vec<usize>> = sizes.iter().enumerate().map(f32s).collect();
+        let received = Received::new(shards, stage, &sizes, &sum_sizes);
         OfStage { slabs, groups, received }
     }
 }

@@ -22,10 +22,11 @@ pub(super) struct Values {
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) sums: Vec<Vec<Pieces>>,
+    /// Empty if lanes have no groups.
+    pub(super) group_sums: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
-    /// What other ranks send of the own pieces of gradients, by block, trainable parameter, piece and number of the rank among
-    /// the others; none of pieces of others.
-    pub(super) received: Vec<Vec<Vec<Option<Pieces>>>>,
+    /// What other ranks send of gradients, by block.
+    pub(super) received: Vec<ReceivedValues>,
     /// Partial sums of squares, by block and trainable parameter; empty if one rank makes the step.
     pub(super) squares: Vec<Vec<Pieces>>,
     /// By block and index among what it changes in place.
@@ -39,6 +40,17 @@ pub(super) struct Values {
     /// A tensor that bypasses blocks, and its gradient, by skip and micro-batch.
     pub(super) skips: Vec<Vec<(ValueId, ValueId)>>,
     pub(super) exports: Vec<BTreeMap<String, ValueId>>,
+}
+
+/// What a block's gradients become on the way to their owners, by trainable parameter and piece; none where this rank has no part.
+#[derive(Default)]
+pub(super) struct ReceivedValues {
+    /// What other ranks of the machine send, by number among these.
+    pub(super) lanes: Vec<Vec<Option<Pieces>>>,
+    /// The sum of the machine, if the exchange has two levels.
+    pub(super) machine: Vec<Vec<Option<Pieces>>>,
+    /// What other machines send, by number among these.
+    pub(super) sums: Vec<Vec<Option<Pieces>>>,
 }
 
 /// Saved tensors of a group, by block, micro-batch and slab entry.
@@ -99,6 +111,7 @@ impl Values {
             weights: Vec::new(),
             gradients: Vec::new(),
             sums: Vec::new(),
+            group_sums: Vec::new(),
             states: Vec::new(),
             received: Vec::new(),
             squares: Vec::new(),
@@ -182,6 +195,15 @@ impl Values {
             let name = format!("{}.lanes", program.gradient_name(block, &gradient.name));
             sums.push(push_pieces(plan, &name, &entry.pieces, TensorClass::Gradient));
         }
+        let mut group_sums = Vec::new();
+        let has_groups = lowering.task.lane_groups > 1;
+        for (gradient, entry) in set.gradients.iter().zip(&slabs.sums.entries) {
+            if has_groups && !lowering.task.rank.has_levels() {
+                let name = format!("{}.group", program.gradient_name(block, &gradient.name));
+                let class = TensorClass::Gradient;
+                group_sums.push(push_pieces(plan, &name, &entry.pieces, class));
+            }
+        }
         let mut states = Vec::new();
         let mut entries = slabs.states.entries.iter();
         for kind in set.kinds() {
@@ -199,6 +221,7 @@ impl Values {
         self.weights.push(weights);
         self.gradients.push(gradients);
         self.sums.push(sums);
+        self.group_sums.push(group_sums);
         self.states.push(states);
     }
 
@@ -214,24 +237,38 @@ impl Values {
         let block = lowering.blocks.get(number);
         let set = &lowering.sets[block.stage];
         let (slabs, shards) = (&layout.cut.stages[block.stage], &layout.cut.shards);
-        let (mut received, mut squares) = (Vec::new(), Vec::new());
+        let (mut received, mut squares) = (ReceivedValues::default(), Vec::new());
+        let place = shards.place;
         for (t, parameter) in set.trainable().enumerate() {
             let pieces = &slabs.gradients.entries[t].pieces;
-            let mut of_gradient = Vec::new();
+            let (mut lanes, mut machine, mut sums) = (Vec::new(), Vec::new(), Vec::new());
             for (piece, &bytes) in pieces.iter().enumerate() {
-                let is_own = shards.is_own(block.stage, t, piece);
+                let (adds, is_own) =
+                    (shards.adds(block.stage, t, piece), shards.is_own(block.stage, t, piece));
                 let gradient = self.gradients[number][t].piece(piece);
                 let name = plan.value(gradient).name.clone();
-                of_gradient.push(is_own.then(|| {
+                let mut push = |names: Vec<String>, bytes: usize| {
                     let first = ValueId(plan.values.len() as u32);
-                    for from in shards.place.others() {
-                        let name = received_name(&name, from);
+                    let count = names.len() as u32;
+                    for name in names {
                         push_value(plan, name, bytes, TensorClass::Gradient);
                     }
-                    Pieces { first, count: shards.place.ranks - 1 }
-                }));
+                    Pieces { first, count }
+                };
+                let others = |members: &mut dyn Iterator<Item = u32>, name: &str| {
+                    let others = members.filter(|&other| other != place.rank);
+                    others.map(|from| received_name(name, from)).collect()
+                };
+                lanes.push(adds.then(|| push(others(&mut place.in_machine(), &name), bytes)));
+                let has_sum = adds && place.has_levels();
+                let sum_bytes = bytes / set.gradients[t].dtype.size_bytes() * size_of::<f32>();
+                let name = format!("{name}.machine");
+                machine.push(has_sum.then(|| push(vec![name.clone()], sum_bytes)));
+                sums.push(is_own.then(|| push(others(&mut place.peers(), &name), sum_bytes)));
             }
-            received.push(of_gradient);
+            received.lanes.push(lanes);
+            received.machine.push(machine);
+            received.sums.push(sums);
             let elements = set.parameters[parameter].tensor.shape.elements();
             let size = |piece: usize| {
                 let first = piece * decisions.piece_elements;
@@ -248,8 +285,12 @@ impl Values {
 
     /// Lists what no other rank has.
     fn name_own(&self, plan: &mut Plan) {
-        let kept = self.sums.iter().chain(&self.states).flatten().copied();
-        let received = self.received.iter().flatten().flatten().flatten().copied();
+        let kept = self.sums.iter().chain(&self.group_sums).chain(&self.states).flatten().copied();
+        let parts = |values: &'_ ReceivedValues| {
+            let all = [&values.lanes, &values.machine, &values.sums];
+            all.into_iter().flatten().flatten().flatten().copied().collect::<Vec<_>>()
+        };
+        let received = self.received.iter().flat_map(parts);
         let all = kept.chain(received);
         let mut own: Vec<ValueId> = all
             .flat_map(|pieces| (0..pieces.count as usize).map(move |at| pieces.piece(at)))

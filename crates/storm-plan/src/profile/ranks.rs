@@ -1,7 +1,7 @@
 //! What connects the ranks of a step.
 
 use super::{HardwareProfile, ProfileError};
-use crate::collective::{CollectiveKind, busiest_bytes};
+use crate::collective::{CollectiveKind, RankPlace, busiest_bytes};
 use serde::{Deserialize, Serialize};
 
 /// The connection of a rank to the others. Sending and receiving happen at once.
@@ -71,10 +71,16 @@ impl RankLink {
 }
 
 impl HardwareProfile {
-    /// How long a collective takes: as long as on the slowest rank. `owned` has the bytes of each rank's pieces.
-    pub(crate) fn collective_seconds(&self, kind: CollectiveKind, owned: &[usize]) -> f64 {
+    /// How long a collective takes: as long as on the slowest rank. `owned` has the bytes of each rank's pieces; of sums, those of
+    /// the pieces that this rank has a part in.
+    pub(crate) fn collective_seconds(
+        &self,
+        kind: CollectiveKind,
+        place: RankPlace,
+        owned: &[usize],
+    ) -> f64 {
         let Some(link) = &self.ranks else { return 0.0 };
-        let inside = busiest_bytes(kind, owned) as f64 / link.bandwidth;
+        let inside = busiest_bytes(kind, place, owned) as f64 / link.bandwidth;
         let ranks = owned.len() as f64;
         let between = link.machines.filter(|machine| f64::from(machine.ranks) < ranks);
         let between = between.map_or(0.0, |machine| {
@@ -82,10 +88,10 @@ impl HardwareProfile {
             let total = owned.iter().sum::<usize>() as f64;
             let share = of_machine / ranks;
             let bytes = match kind {
-                // Each rank of a machine sends what ranks of others own: their owners add it up in order, so nothing is added before.
-                CollectiveKind::Exchange => of_machine * total * (1.0 - share),
-                // What others own enters a machine once.
-                CollectiveKind::Gather => total * (1.0 - share),
+                // Its own lanes stay in a machine.
+                CollectiveKind::Exchange if place.has_levels() => 0.0,
+                // Each rank of a machine sends what ranks of others own, or their share of sums, or receives that in a gather.
+                _ => of_machine * total * (1.0 - share),
             };
             bytes / machine.bandwidth
         });
@@ -96,14 +102,14 @@ impl HardwareProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, Moved, RankPlace};
+    use crate::collective::{Collective, Moved};
     use crate::plan::{Operand, Plan, Value, ValueId};
     use crate::{TensorKind, simulate};
     use storm_graph::TensorClass;
 
     /// Four ranks, and a collective of a piece of 100 bytes for each of these owners.
     fn of_owners(kind: CollectiveKind, owners: [u32; 4]) -> (Plan, Collective) {
-        let mut plan = Plan { rank: RankPlace { rank: 0, ranks: 4 }, ..Plan::default() };
+        let mut plan = Plan { rank: RankPlace::flat(0, 4), ..Plan::default() };
         plan.links = plan.links.and_ranks();
         let mut pieces = Vec::new();
         for (number, owner) in owners.into_iter().enumerate() {
@@ -116,12 +122,21 @@ mod tests {
     }
 
     fn seconds(kind: CollectiveKind, owners: [u32; 4], machines: Option<MachineLink>) -> f64 {
+        seconds_at(RankPlace::flat(0, 4), kind, owners, machines)
+    }
+
+    fn seconds_at(
+        place: RankPlace,
+        kind: CollectiveKind,
+        owners: [u32; 4],
+        machines: Option<MachineLink>,
+    ) -> f64 {
         let (plan, collective) = of_owners(kind, owners);
         let link =
             RankLink { ranks: 4, bandwidth: 100.0, latency_seconds: 0.5, share: 0.0, machines };
         let reference = HardwareProfile::builtin("reference").unwrap();
         let profile = HardwareProfile { ranks: Some(link), ..reference };
-        profile.collective_seconds(kind, &collective.owned_bytes(&plan))
+        profile.collective_seconds(kind, place, &collective.owned_bytes(&plan))
     }
 
     #[test]
@@ -137,11 +152,23 @@ mod tests {
     #[test]
     fn a_machine_sends_what_others_own() {
         let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
-        // Two ranks send half of 400 bytes each; half of 400 bytes arrives once.
+        // Two ranks send half of 400 bytes each; two ranks receive half of 400 bytes each.
         assert_eq!(seconds(CollectiveKind::Exchange, [0, 1, 2, 3], machines), 40.5);
-        assert_eq!(seconds(CollectiveKind::Gather, [0, 1, 2, 3], machines), 20.5);
+        assert_eq!(seconds(CollectiveKind::Gather, [0, 1, 2, 3], machines), 40.5);
         let one = Some(MachineLink { ranks: 4, bandwidth: 10.0 });
         assert_eq!(seconds(CollectiveKind::Exchange, [0, 1, 2, 3], one), 3.5);
+    }
+
+    #[test]
+    fn on_two_levels_only_sums_leave_a_machine() {
+        let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
+        let place = RankPlace { machine: 2, ..RankPlace::flat(0, 4) };
+        let (lanes, sums) = (CollectiveKind::Exchange, CollectiveKind::ExchangeSums);
+        // A rank sends half of its 400 bytes to the other one of its machine.
+        assert_eq!(seconds_at(place, lanes, [0, 1, 2, 3], machines), 2.5);
+        // Pieces 0 and 2 of 100 bytes have two halves each: one rank of a machine sends 100, and so does the other.
+        assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], machines), 40.5);
+        assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], None), 2.5);
     }
 
     #[test]
@@ -149,7 +176,7 @@ mod tests {
         let (plan, collective) = of_owners(CollectiveKind::Gather, [0, 1, 2, 3]);
         let profile = HardwareProfile::builtin("reference").unwrap();
         let owned = collective.owned_bytes(&plan);
-        assert_eq!(profile.collective_seconds(collective.kind, &owned), 0.0);
+        assert_eq!(profile.collective_seconds(collective.kind, plan.rank, &owned), 0.0);
         assert_eq!(simulate(&plan, &profile).step_seconds, 0.0);
     }
 }

@@ -25,7 +25,8 @@ pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
                 .get_or_insert_with(|| node_seconds(profile, &plan.graphs[graph], node))
         }
         Work::Collective(collective) => {
-            profile.collective_seconds(collective.kind, &collective.owned_bytes(plan))
+            let owned = collective.owned_bytes(plan);
+            profile.collective_seconds(collective.kind, plan.rank, &owned)
         }
         Work::Copy(copy) => {
             let (link, queue) = (copy.link(), plan.queue(InstructionId(index as u32)));

@@ -72,6 +72,7 @@ pub fn decoding_task(config: &ModelConfig, options: &DecodeOptions) -> Result<Ta
         training: None,
         micro_batches: 1,
         lanes: 1,
+        lane_groups: 1,
         rank: RankPlace::default(),
         data: BTreeSet::new(),
     })

@@ -59,7 +59,7 @@ pub(super) fn choose(
     let mut guesses: Vec<GuessedSplit> = Vec::new();
     let mut slower = 0;
     // The micro-batches of every size are divided into the same lanes.
-    for batch in sizes(sequences / options.lanes, options.sequence) {
+    for batch in sizes(sequences / options.lanes.count(), options.sequence) {
         let task = request.task(batch, sequences / batch)?;
         let guessed_seconds = match guess_step_seconds(&task, profile, *budget, forced) {
             Ok(seconds) => seconds,

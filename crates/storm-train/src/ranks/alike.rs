@@ -4,7 +4,7 @@ use super::{Heard, Ranks, out_of_step};
 use crate::{TrainError, Trainer};
 use serde::{Deserialize, Serialize};
 use storm_device::PlanDevice;
-use storm_plan::shared_digest;
+use storm_plan::{shared_digest, sums_digest};
 use storm_ranks::RankError;
 
 /// What a rank says of itself.
@@ -16,6 +16,9 @@ struct Alike {
     device: String,
     /// Digest of what the plans of all ranks must have in common.
     plan: u64,
+    /// How many ranks a machine has, and a digest of the sums that ranks of one number in their machines exchange.
+    machine: u32,
+    sums: u64,
 }
 
 impl Alike {
@@ -25,6 +28,8 @@ impl Alike {
             model: blake3::hash(words.as_bytes()).to_hex().to_string(),
             device: trainer.device().identity(),
             plan: shared_digest(trainer.plan()),
+            machine: trainer.plan().rank.machine,
+            sums: sums_digest(trainer.plan()),
         }
     }
 }
@@ -47,9 +52,11 @@ fn compare(all: &[Alike]) -> Result<(), TrainError> {
             );
             return refuse("model", problem);
         }
-        if other.plan != first.plan {
+        let peer = rank % first.machine.max(1) as usize;
+        let differs = [(0, other.plan != first.plan), (peer, other.sums != all[peer].sums)];
+        if let Some((peer, _)) = differs.into_iter().find(|(_, differs)| *differs) {
             let problem = format!(
-                "that of rank {rank} does not fit that of rank 0; use the same storm on every machine"
+                "that of rank {rank} does not fit that of rank {peer}; use the same storm on every machine"
             );
             return refuse("plan", problem);
         }
@@ -95,7 +102,13 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_named() {
-        let alike = || Alike { model: "m".to_owned(), device: "NVIDIA H200".to_owned(), plan: 7 };
+        let alike = || Alike {
+            model: "m".to_owned(),
+            device: "NVIDIA H200".to_owned(),
+            plan: 7,
+            machine: 3,
+            sums: 9,
+        };
         compare(&[]).expect("no ranks");
         compare(&[alike(), alike(), alike()]).expect("they are alike");
         let device = Alike { device: "NVIDIA H100".to_owned(), ..alike() };
@@ -109,5 +122,10 @@ mod tests {
             let error = compare(&[alike(), alike(), other]).expect_err("they differ").to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
+        // Ranks 0 and 2 of machines of two exchange sums, and so do 1 and 3.
+        let of = |sums: [u64; 4]| sums.map(|sums| Alike { machine: 2, sums, ..alike() });
+        compare(&of([1, 2, 1, 2])).expect("their sums fit");
+        let error = compare(&of([1, 2, 1, 1])).expect_err("they differ").to_string();
+        assert!(error.contains("that of rank 3 does not fit that of rank 1"), "{error}");
     }
 }

@@ -5,14 +5,18 @@ use crate::support::{batches, options, planned, resident, tiny};
 use half::bf16;
 use storm_model::ModelConfig;
 use storm_plan::{
-    Budget, Forced, Lowering, PlanError, UpdateTime, check, plan, random_decisions, simulate,
+    Budget, Forced, Lanes, Lowering, PlanError, UpdateTime, check, plan, random_decisions, simulate,
 };
 use storm_train::{
     Batch, Moments, Precision, ReferenceTrainer, TrainError, TrainOptions, training_task,
 };
 
-fn with_lanes(precision: Precision, lanes: usize) -> TrainOptions {
-    TrainOptions { lanes, ..options(precision) }
+fn with_lanes(precision: Precision, lanes: impl Into<Lanes>) -> TrainOptions {
+    TrainOptions { lanes: lanes.into(), ..options(precision) }
+}
+
+fn lanes(text: &str) -> Lanes {
+    text.parse().expect("lanes")
 }
 
 /// Plans per case; more with `STORM_LONG_TESTS=1`.
@@ -20,22 +24,25 @@ fn plan_count() -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 500 } else { 16 }
 }
 
-/// Tied and untied heads, lanes of one micro-batch and of several, and more than one lane in the middle.
+/// Tied and untied heads, lanes of one micro-batch and of several, more than one lane in the middle, and groups of lanes.
 #[test]
 fn random_plans_with_lanes_are_exact() {
     let profile = reference();
     let (full, int8) = (Moments::Full, Moments::Int8);
     let cases = [
-        ("gpt2", Precision::Bf16Stochastic, full, 4, 2),
-        ("llama-3.2-1b", Precision::F32, full, 4, 4),
-        ("mistral-7b", Precision::Bf16Master, int8, 6, 2),
-        ("qwen3-0.6b", Precision::Bf16Stochastic, full, 8, 4),
-        ("qwen2.5-0.5b", Precision::F32, full, 6, 2),
-        ("mistral-7b", Precision::Bf16Stochastic, int8, 5, 5),
+        ("gpt2", Precision::Bf16Stochastic, full, 4, "2"),
+        ("llama-3.2-1b", Precision::F32, full, 4, "4"),
+        ("mistral-7b", Precision::Bf16Master, int8, 6, "2"),
+        ("qwen3-0.6b", Precision::Bf16Stochastic, full, 8, "4"),
+        ("qwen2.5-0.5b", Precision::F32, full, 6, "2"),
+        ("mistral-7b", Precision::Bf16Stochastic, int8, 5, "5"),
+        ("gpt2", Precision::F32, full, 4, "2x2"),
+        ("qwen3-0.6b", Precision::Bf16Stochastic, full, 12, "2x3"),
+        ("llama-3.2-1b", Precision::Bf16Master, int8, 8, "4x2"),
     ];
     for (case, (name, precision, moments, micro_batches, lanes)) in cases.into_iter().enumerate() {
         let config = tiny(name);
-        let mut options = with_lanes(precision, lanes);
+        let mut options = with_lanes(precision, self::lanes(lanes));
         options.optimizer.moments = moments;
         let expected = resident(&config, &options, micro_batches);
         let task = training_task(&config, &options, micro_batches).expect("a valid model");
@@ -57,23 +64,25 @@ fn random_plans_with_lanes_are_exact() {
 fn sums_of_lanes_in_pieces_are_exact() {
     let mut config = tiny("llama-3.2-1b");
     (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
-    let options = with_lanes(Precision::Bf16Stochastic, 3);
-    let task = training_task(&config, &options, 3).expect("a valid model");
-    let profile = reference();
-    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-    let expected = resident(&config, &options, 3);
-    let mut cut = 0;
-    for seed in 0..8 {
-        let decisions = random_decisions(&task, seed);
-        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-        let parts = plan.values.iter().filter(|value| value.name.contains(".lanes (part"));
-        cut += usize::from(parts.count() > 0);
-        let budget = plan.bytes;
-        let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let found = planned(&config, &options, plan, Some(seed));
-        assert_eq!(found, expected, "seed {seed}: {decisions:?}");
+    for (lanes, sum) in [(Lanes::from(3), ".lanes (part"), (lanes("2x3"), ".group (part")] {
+        let options = with_lanes(Precision::Bf16Stochastic, lanes);
+        let task = training_task(&config, &options, lanes.count()).expect("a valid model");
+        let profile = reference();
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        let expected = resident(&config, &options, lanes.count());
+        let mut cut = 0;
+        for seed in 0..8 {
+            let decisions = random_decisions(&task, seed);
+            let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+            let parts = plan.values.iter().filter(|value| value.name.contains(sum));
+            cut += usize::from(parts.count() > 0);
+            let budget = plan.bytes;
+            let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            let found = planned(&config, &options, plan, Some(seed));
+            assert_eq!(found, expected, "{lanes} lanes, seed {seed}: {decisions:?}");
+        }
+        assert!(cut >= 3, "{cut} plans have sums in several pieces");
     }
-    assert!(cut >= 3, "{cut} plans have sums in several pieces");
 }
 
 /// Plans of the planner, from everything on the device to the least that works.
@@ -81,7 +90,7 @@ fn sums_of_lanes_in_pieces_are_exact() {
 fn plans_of_the_planner_are_exact() {
     let profile = reference();
     let config = tiny("llama-3.2-1b");
-    let options = with_lanes(Precision::Bf16Stochastic, 2);
+    let options = with_lanes(Precision::Bf16Stochastic, lanes("2x2"));
     let expected = resident(&config, &options, 4);
     let task = training_task(&config, &options, 4).expect("a valid model");
     let roomy = Budget::new(1 << 32, 1 << 32);
@@ -106,13 +115,24 @@ fn full_batches(config: &ModelConfig, count: usize) -> Vec<Batch> {
     found
 }
 
-/// The definition, by itself: gradients of lanes that ran alone, added in order.
+fn ordered_sum(parts: &[Vec<f32>]) -> Vec<f32> {
+    let mut sum = parts[0].clone();
+    for part in &parts[1..] {
+        sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    }
+    sum
+}
+
+/// The definition, by itself: gradients of lanes that ran alone, added in order, group by group.
 #[test]
 fn a_step_has_the_ordered_sum_of_its_lanes() {
     let config = tiny("mistral-7b");
     for precision in [Precision::F32, Precision::Bf16Stochastic] {
-        for (micro_batches, lanes) in [(4, 2), (4, 4), (8, 2)] {
+        for (micro_batches, lanes) in
+            [(4, "2"), (4, "4"), (8, "2"), (4, "2x2"), (8, "2x4"), (8, "4x2")]
+        {
             let all = full_batches(&config, micro_batches);
+            let lanes: Lanes = self::lanes(lanes);
             let mut trainer =
                 ReferenceTrainer::new(&config, with_lanes(precision, lanes)).expect("a model");
             trainer.accumulate(&all).expect("a loss");
@@ -120,19 +140,18 @@ fn a_step_has_the_ordered_sum_of_its_lanes() {
                 ReferenceTrainer::new(&config, options(precision)).expect("a valid model");
             let names: Vec<String> =
                 alone.parameter_names().map(|name| format!("{name}.grad")).collect();
-            let mut sums: Vec<Vec<f32>> = Vec::new();
-            for lane in all.chunks(micro_batches / lanes) {
+            // By parameter: the lanes of each group.
+            let mut parts: Vec<Vec<Vec<f32>>> = vec![Vec::new(); names.len()];
+            for lane in all.chunks(micro_batches / lanes.count()) {
                 alone.accumulate(lane).expect("a loss");
-                for (index, name) in names.iter().enumerate() {
+                for (name, parts) in names.iter().zip(&mut parts) {
                     let part = alone.read(name).expect("a gradient");
-                    let part = part.into_iter().map(|x| x / lanes as f32);
-                    match sums.get_mut(index) {
-                        None => sums.push(part.collect()),
-                        Some(sum) => sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x),
-                    }
+                    parts.push(part.into_iter().map(|x| x / lanes.count() as f32).collect());
                 }
             }
-            for (name, sum) in names.iter().zip(sums) {
+            for (name, parts) in names.iter().zip(parts) {
+                let groups = parts.chunks(lanes.in_group()).map(ordered_sum).collect::<Vec<_>>();
+                let sum = ordered_sum(&groups);
                 let rounded: Vec<u32> = (sum.into_iter())
                     .map(|x| match precision {
                         Precision::F32 => x.to_bits(),
@@ -147,13 +166,15 @@ fn a_step_has_the_ordered_sum_of_its_lanes() {
     }
 }
 
-/// Lanes are part of what a run computes.
+/// Lanes are part of what a run computes, and so are their groups.
 #[test]
 fn other_lanes_are_another_run() {
     let config = tiny("mistral-7b");
-    let of = |lanes| resident(&config, &with_lanes(Precision::F32, lanes), 4);
-    let (one, two, four) = (of(1), of(2), of(4));
+    let of = |text| resident(&config, &with_lanes(Precision::F32, lanes(text)), 4);
+    let (one, two, four, groups) = (of("1"), of("2"), of("4"), of("2x2"));
     assert!(one != two && two != four && one != four);
+    assert!(groups != one && groups != two && groups != four);
+    assert!(of("1x4") == four && of("4x1") == four);
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! Damaged plans of ranks. An interpreter runs the plans of all ranks together, queue by queue in random order, with symbols for
 //! contents. None may be accepted on which it deadlocks, or which gives other contents than the plans as they were.
 
-use crate::ranks::{Case, large_vocabulary, plans_of_ranks};
+use crate::ranks::{Case, large_vocabulary, plans_on_machines};
 use crate::support::{options, tiny};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use storm_graph::random::Random;
 use storm_plan::{
-    Collective, CollectiveKind, InstructionId, Operand, Place, Plan, Queue, SegmentId, Tier,
+    Collective, CollectiveKind, InstructionId, Lanes, Operand, Place, Plan, Queue, SegmentId, Tier,
     ValueId, Work, verify, verify_ranks,
 };
 use storm_train::{Precision, TrainOptions};
@@ -235,6 +235,7 @@ fn interpret(plans: &[&Plan], seed: u64) -> Result<Vec<Vec<Piece>>, String> {
                 }
             }
         }
+        // Ranks that exchange nothing with each other meet as well: engines let all call every collective.
         let meets = waiting.len() == plans.len();
         if moves.is_empty() && !meets {
             break;
@@ -266,37 +267,54 @@ fn interpret(plans: &[&Plan], seed: u64) -> Result<Vec<Vec<Piece>>, String> {
     Ok(found)
 }
 
-/// One collective of all ranks.
+/// Where a rank sends a piece: one rank of its machine, the owner, or all others.
+fn receivers(rank: u32, plan: &Plan, kind: CollectiveKind, owner: u32) -> Vec<u32> {
+    let machine = plan.rank.machine;
+    match kind {
+        CollectiveKind::Exchange => vec![rank / machine * machine + owner % machine],
+        CollectiveKind::ExchangeSums => vec![owner],
+        CollectiveKind::Gather => (0..plan.rank.ranks).collect(),
+    }
+}
+
+/// One collective of all ranks: messages from each to each, whose pieces arrive in the order in which they are sent.
 fn meet(ranks: &mut [Rank<'_>], all: &[&Collective]) -> Result<(), String> {
     let kind = all[0].kind;
-    let count = all[0].pieces.len();
-    if all.iter().any(|other| other.kind != kind || other.pieces.len() != count) {
+    if all.iter().any(|other| other.kind != kind) {
         return Err("ranks meet in different collectives".to_owned());
     }
-    for number in 0..count {
-        let owner = all[0].pieces[number].owner;
-        if all.iter().any(|other| other.pieces[number].owner != owner) {
-            return Err("ranks disagree on an owner".to_owned());
-        }
-        let mut sent: Vec<Option<Vec<Piece>>> = Vec::new();
-        for (rank, collective) in ranks.iter_mut().zip(all) {
-            sent.push(collective.pieces[number].sent.as_ref().map(|operand| rank.read(operand)));
-        }
-        for (rank, collective) in ranks.iter_mut().zip(all) {
-            for (from, operand) in &collective.pieces[number].received {
-                let pieces = sent[*from as usize].as_ref().ok_or("nothing was sent")?;
-                let size: usize = pieces.iter().map(|piece| piece.0).sum();
-                if size != rank.plan.value(operand.value).size_bytes {
-                    return Err("sizes differ".to_owned());
+    let mut messages: BTreeMap<(u32, u32), VecDeque<(u32, Vec<Piece>)>> = BTreeMap::new();
+    for (number, collective) in (0..).zip(all) {
+        let rank = &mut ranks[number as usize];
+        for piece in &collective.pieces {
+            let Some(sent) = &piece.sent else { continue };
+            let contents = rank.read(sent);
+            for to in receivers(number, rank.plan, kind, piece.owner) {
+                if to == number && kind != CollectiveKind::Gather {
+                    return Err("a rank sends to itself".to_owned());
                 }
-                rank.put(Place { tier: Tier::DEVICE, offset: operand.offset }, pieces);
+                let sent = (piece.owner, contents.clone());
+                messages.entry((number, to)).or_default().push_back(sent);
             }
         }
-        if kind == CollectiveKind::Exchange && sent[owner as usize].is_some() {
-            return Err("an owner sends to itself".to_owned());
+    }
+    for (number, collective) in (0..).zip(all) {
+        let rank = &mut ranks[number as usize];
+        for piece in &collective.pieces {
+            for (from, operand) in &piece.received {
+                let message = messages.get_mut(&(*from, number));
+                let sent = message.and_then(VecDeque::pop_front).ok_or("nothing was sent")?;
+                let size: usize = sent.1.iter().map(|piece| piece.0).sum();
+                if size != rank.plan.value(operand.value).size_bytes || sent.0 != piece.owner {
+                    return Err("another piece arrives".to_owned());
+                }
+                rank.put(Place { tier: Tier::DEVICE, offset: operand.offset }, &sent.1);
+            }
         }
     }
-    Ok(())
+    // An owner need not put its own piece elsewhere.
+    let left = messages.iter().any(|((from, to), left)| from != to && !left.is_empty());
+    if left { Err("a message is not received".to_owned()) } else { Ok(()) }
 }
 
 /// Every collective of a plan.
@@ -333,7 +351,11 @@ fn damage(plan: &mut Plan, random: &mut Random) -> Option<String> {
     let other = all[random.below(all.len())];
     let inside =
         plan.segments.iter().find(|s| s.instructions.contains(&index))?.instructions.clone();
-    let kind = random.below(10);
+    let kind = random.below(12);
+    let needs_pieces = (4..10).contains(&kind);
+    if needs_pieces && [index, other].iter().any(|&at| collective(plan, at).pieces.is_empty()) {
+        return None;
+    }
     match kind {
         0 => {
             let waiters: Vec<usize> = (0..plan.instructions.len())
@@ -395,7 +417,7 @@ fn damage(plan: &mut Plan, random: &mut Random) -> Option<String> {
             operand.offset =
                 if kind == 7 { operand.offset + by } else { operand.offset.checked_sub(by)? };
         }
-        _ => {
+        9 => {
             let theirs = collective(plan, other).pieces[0].clone();
             let pieces = &mut collective(plan, index).pieces;
             let which = random.below(pieces.len());
@@ -403,6 +425,12 @@ fn damage(plan: &mut Plan, random: &mut Random) -> Option<String> {
                 (Some(own), Some(theirs)) => *own = theirs,
                 _ => pieces[which].received = theirs.received,
             }
+        }
+        10 => collective(plan, index).pieces.clear(),
+        _ => {
+            let kinds =
+                [CollectiveKind::Exchange, CollectiveKind::ExchangeSums, CollectiveKind::Gather];
+            collective(plan, index).kind = kinds[random.below(kinds.len())];
         }
     }
     Some(format!("damage {kind} of instruction {index}, and {other}"))
@@ -417,8 +445,9 @@ struct Verdicts {
 }
 
 /// Damages one of the plans of some ranks in many ways.
-fn try_mutants(case: Case<'_>, ranks: u32, count: usize, verdicts: &mut Verdicts) {
-    let plans: Vec<Plan> = plans_of_ranks(case, ranks).into_iter().map(|p| p.into_plan()).collect();
+fn try_mutants(case: Case<'_>, machines: (u32, u32), count: usize, verdicts: &mut Verdicts) {
+    let plans = plans_on_machines(case, machines);
+    let plans: Vec<Plan> = plans.into_iter().map(|p| p.into_plan()).collect();
     let all: Vec<&Plan> = plans.iter().collect();
     let expected = interpret(&all, 1).expect("plans that work");
     assert_eq!(interpret(&all, 2).expect("plans that work"), expected, "the order matters");
@@ -465,10 +494,31 @@ fn damaged_plans_of_ranks_are_refused() {
         let precision = if seed % 3 == 0 { Precision::F32 } else { Precision::Bf16Master };
         let ranks = if seed == 5 { 4 } else { 2 };
         let lanes = if seed % 2 == 0 { 4 } else { ranks as usize };
-        let options = TrainOptions { lanes, ..options(precision) };
-        try_mutants((config, &options, lanes, seed), ranks, 250 * times, &mut verdicts);
+        let options = TrainOptions { lanes: lanes.into(), ..options(precision) };
+        let case = (config, &options, lanes, seed);
+        try_mutants(case, (ranks, ranks), 250 * times, &mut verdicts);
     }
     assert!(verdicts.survivors.is_empty(), "{verdicts:#?}");
     assert!(verdicts.caught > 600 * times, "too few are unsafe: {verdicts:?}");
     assert!(verdicts.harmless > 5 * times, "too few are safe: {verdicts:?}");
+}
+
+/// The same on two levels, where exchanges are among some of the ranks: two machines of two ranks, with one lane each and with two,
+/// and three machines.
+#[test]
+fn damaged_plans_of_machines_are_refused() {
+    let times = if std::env::var_os("STORM_LONG_TESTS").is_some() { 10 } else { 1 };
+    let mut verdicts = Verdicts::default();
+    let (small, large) = (tiny("llama-3.2-1b"), large_vocabulary());
+    let cases = [(&large, "2x2", 4), (&small, "4x2", 4), (&large, "4x2", 4), (&large, "3x2", 6)];
+    for (seed, (config, lanes, ranks)) in (0..).zip(cases) {
+        let lanes: Lanes = lanes.parse().expect("lanes");
+        let precision = if seed % 2 == 0 { Precision::Bf16Master } else { Precision::F32 };
+        let options = TrainOptions { lanes, ..options(precision) };
+        let case = (config, &options, lanes.count(), seed);
+        try_mutants(case, (ranks, 2), 150 * times, &mut verdicts);
+    }
+    assert!(verdicts.survivors.is_empty(), "{verdicts:#?}");
+    assert!(verdicts.caught > 300 * times, "too few are unsafe: {verdicts:?}");
+    assert!(verdicts.harmless > 3 * times, "too few are safe: {verdicts:?}");
 }

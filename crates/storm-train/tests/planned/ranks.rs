@@ -10,8 +10,8 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::TensorClass;
 use storm_model::{LoraOptions, ModelConfig};
 use storm_plan::{
-    CheckedPlan, Instruction, Lowering, Plan, RankPlace, Work, check, random_decisions,
-    verify_ranks,
+    CheckedPlan, CollectiveKind, Instruction, Lanes, Lowering, Plan, RankPlace, Work, check,
+    random_decisions, verify_ranks,
 };
 use storm_ranks::{RankError, in_process};
 use storm_train::{
@@ -23,14 +23,19 @@ use storm_train::{
 pub(crate) type Case<'a> = (&'a ModelConfig, &'a TrainOptions, usize, u64);
 
 /// The plan of each rank, checked alone and together.
-pub(crate) fn plans_of_ranks(
+pub(crate) fn plans_of_ranks(case: Case<'_>, ranks: u32) -> Vec<CheckedPlan> {
+    plans_on_machines(case, (ranks, ranks))
+}
+
+/// The same for machines of so many ranks, which add up their lanes by themselves.
+pub(crate) fn plans_on_machines(
     (config, options, micro_batches, seed): Case<'_>,
-    ranks: u32,
+    (ranks, machine): (u32, u32),
 ) -> Vec<CheckedPlan> {
     let profile = reference();
     let mut plans = Vec::new();
     for rank in 0..ranks {
-        let place = RankPlace { rank, ranks };
+        let place = RankPlace { rank, ranks, machine };
         let task = rank_task(config, options, micro_batches, place).expect("a valid model");
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
         let decisions = random_decisions(&task, seed);
@@ -68,7 +73,16 @@ fn on_ranks<T>(
     case: Case<'_>,
     lead: impl FnOnce(&mut Trainer<CpuPlanDevice>) -> T,
 ) -> T {
-    let mut plans = plans_of_ranks(case, ranks).into_iter();
+    on_machines((ranks, ranks), case, lead)
+}
+
+/// The same on machines of so many ranks.
+fn on_machines<T>(
+    (ranks, machine): (u32, u32),
+    case: Case<'_>,
+    lead: impl FnOnce(&mut Trainer<CpuPlanDevice>) -> T,
+) -> T {
+    let mut plans = plans_on_machines(case, (ranks, machine)).into_iter();
     let own = plans.next().expect("at least one");
     thread::scope(|scope| {
         let mut engines = in_process::connect(ranks).into_iter();
@@ -96,9 +110,9 @@ fn on_ranks<T>(
 }
 
 /// Losses, norms and all parameters after some steps, with an evaluation and a change by hand between them.
-fn run_on_ranks(ranks: u32, case: Case<'_>) -> Vec<u32> {
+fn run_on_ranks(machines: (u32, u32), case: Case<'_>) -> Vec<u32> {
     let (config, _, micro_batches, _) = case;
-    on_ranks(ranks, case, |trainer| {
+    on_machines(machines, case, |trainer| {
         let mut bits = Vec::new();
         for step in 0..4 {
             let given = batches(config, micro_batches, step);
@@ -167,16 +181,96 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
     .into_iter()
     .enumerate()
     {
-        let mut options = TrainOptions { lanes, ..options(precision) };
+        let mut options = TrainOptions { lanes: lanes.into(), ..options(precision) };
         options.optimizer.moments = moments;
         let expected = run_alone(&config, &options, micro_batches);
         for (ranks, seed) in [1, 2, 4].into_iter().flat_map(|r| (0..seeds).map(move |s| (r, s))) {
             let seed = 100 * seed + 10 * number as u64 + u64::from(ranks);
-            let found = run_on_ranks(ranks, (&config, &options, micro_batches, seed));
+            let found = run_on_ranks((ranks, ranks), (&config, &options, micro_batches, seed));
             let family = &config.family;
             assert!(found == expected, "{family:?} {precision:?}, {ranks} ranks, seed {seed}");
         }
     }
+}
+
+/// Groups of lanes, on one level and on two: 4 ranks as two machines of two, 6 as three of two and two of three. Random plans with
+/// delays.
+#[test]
+fn groups_of_lanes_have_the_bits_of_one_rank() {
+    let seeds = if std::env::var_os("STORM_LONG_TESTS").is_some() { 17 } else { 1 };
+    let (full, int8) = (Moments::Full, Moments::Int8);
+    // With lanes, the machines on which they run: how many ranks there are, and how many each machine has.
+    for (number, (config, precision, moments, lanes, machines)) in [
+        (tiny("gpt2"), Precision::F32, full, "2x2", &[(1, 1), (2, 2), (4, 4), (4, 2)][..]),
+        (
+            tiny("llama-3.2-1b"),
+            Precision::Bf16Stochastic,
+            int8,
+            "4x2",
+            &[(1, 1), (2, 2), (4, 4), (4, 2), (8, 2)],
+        ),
+        (
+            large_vocabulary(),
+            Precision::Bf16Master,
+            full,
+            "2x3",
+            &[(1, 1), (2, 2), (3, 3), (6, 6), (6, 3)],
+        ),
+        (tiny("mistral-7b"), Precision::Bf16Master, full, "3x2", &[(1, 1), (2, 2), (3, 3), (6, 2)]),
+        (large_vocabulary(), Precision::Bf16Stochastic, full, "2x2", &[(4, 2)]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let lanes: Lanes = lanes.parse().expect("lanes");
+        let micro_batches = lanes.count() * (1 + number % 2);
+        let mut options = TrainOptions { lanes, ..options(precision) };
+        options.optimizer.moments = moments;
+        let expected = run_alone(&config, &options, micro_batches);
+        for (place, &machines) in machines.iter().enumerate() {
+            for seed in 0..seeds {
+                let seed = 1000 * seed + 10 * number as u64 + place as u64;
+                let found = run_on_ranks(machines, (&config, &options, micro_batches, seed));
+                let family = &config.family;
+                assert!(
+                    found == expected,
+                    "{family:?} {precision:?}, {lanes} on {machines:?}, seed {seed}"
+                );
+            }
+        }
+    }
+}
+
+/// On two levels, ranks exchange lanes inside their machine and sums with the ranks of their number in others.
+#[test]
+fn only_sums_leave_a_machine() {
+    let config = large_vocabulary();
+    let lanes = "2x2".parse().expect("lanes");
+    let options = TrainOptions { lanes, ..options(Precision::Bf16Master) };
+    let plans = plans_on_machines((&config, &options, 4, 3), (4, 2));
+    let mut sums = 0;
+    for plan in &plans {
+        let rank = plan.rank.rank;
+        for instruction in &plan.instructions {
+            let Work::Collective(collective) = &instruction.work else { continue };
+            for piece in &collective.pieces {
+                let receiver = collective.kind.receiver(plan.rank, piece.owner);
+                match collective.kind {
+                    CollectiveKind::Exchange => {
+                        assert_eq!(receiver.expect("every rank has a lane") / 2, rank / 2);
+                        assert!(piece.received.iter().all(|(from, _)| from / 2 == rank / 2));
+                    }
+                    CollectiveKind::ExchangeSums => {
+                        assert_eq!((receiver, piece.owner % 2), (Some(piece.owner), rank % 2));
+                        assert!(piece.received.iter().all(|(from, _)| *from == (rank + 2) % 4));
+                        sums += 1;
+                    }
+                    CollectiveKind::Gather => {}
+                }
+            }
+        }
+    }
+    assert!(sums > 0, "no sums are exchanged");
 }
 
 /// A model with a parameter in several pieces, so that ranks own parts of it.
@@ -191,7 +285,7 @@ pub(crate) fn large_vocabulary() -> ModelConfig {
 #[test]
 fn every_rank_has_its_share_of_the_state() {
     let config = large_vocabulary();
-    let options = TrainOptions { lanes: 4, ..options(Precision::Bf16Master) };
+    let options = TrainOptions { lanes: 4.into(), ..options(Precision::Bf16Master) };
     let state = |plan: &Plan| -> usize {
         let own = plan.lasting.iter().map(|lasting| &lasting.tensor);
         let own = own.filter(|tensor| tensor.class == TensorClass::OptimizerState);
@@ -212,7 +306,7 @@ fn every_rank_has_its_share_of_the_state() {
 #[test]
 fn one_rank_has_the_plan_of_before() {
     let config = tiny("mistral-7b");
-    let options = TrainOptions { lanes: 2, ..options(Precision::F32) };
+    let options = TrainOptions { lanes: 2.into(), ..options(Precision::F32) };
     let plans = plans_of_ranks((&config, &options, 4, 3), 1);
     let is_collective = |i: &Instruction| matches!(i.work, Work::Collective(_));
     assert!(plans[0].links.rank_queue().is_none());
@@ -223,7 +317,7 @@ fn one_rank_has_the_plan_of_before() {
 #[test]
 fn ranks_agree_on_a_step_that_is_not_finite() {
     let config = tiny("mistral-7b");
-    let options = TrainOptions { lanes: 2, ..options(Precision::F32) };
+    let options = TrainOptions { lanes: 2.into(), ..options(Precision::F32) };
     let after = |poison: bool| {
         on_ranks(2, (&config, &options, 2, 4), |trainer| {
             let name = trainer.parameter_names().last().expect("a parameter").to_owned();
@@ -244,8 +338,8 @@ fn ranks_agree_on_a_step_that_is_not_finite() {
 #[test]
 fn what_ranks_cannot_share_is_refused() {
     let config = tiny("mistral-7b");
-    let options = TrainOptions { lanes: 3, ..options(Precision::F32) };
-    let place = RankPlace { rank: 0, ranks: 2 };
+    let options = TrainOptions { lanes: 3.into(), ..options(Precision::F32) };
+    let place = RankPlace::flat(0, 2);
     let error = rank_task(&config, &options, 3, place).expect_err("3 lanes on 2 ranks");
     assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
     let case = (&config, &options, 3, 1);

@@ -3,8 +3,8 @@
 use crate::models::{FAMILIES, budget, gib, planned, profile, real_options, small_card, tiny};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{
-    Forced, HardwareProfile, Lowering, RankLink, RankPlace, Task, Tier, UpdateTime, plan,
-    random_decisions, simulate,
+    CollectiveKind, Forced, HardwareProfile, Lanes, Lowering, MachineLink, RankLink, RankPlace,
+    Task, Tier, UpdateTime, Work, instruction_seconds, plan, random_decisions, simulate,
 };
 use storm_train::{TrainOptions, rank_task};
 
@@ -16,7 +16,18 @@ fn linked(profile: HardwareProfile, bandwidth: f64, share: f64) -> HardwareProfi
 }
 
 fn task_of(config: &ModelConfig, options: &TrainOptions, steps: usize, ranks: u32) -> Task {
-    rank_task(config, options, steps, RankPlace { rank: ranks - 1, ranks }).expect("a valid model")
+    task_on_machines(config, options, steps, (ranks, ranks))
+}
+
+/// The same on machines of so many ranks.
+fn task_on_machines(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    steps: usize,
+    (ranks, machine): (u32, u32),
+) -> Task {
+    let place = RankPlace { rank: ranks - 1, ranks, machine };
+    rank_task(config, options, steps, place).expect("a valid model")
 }
 
 /// A model with parameters in several pieces, so that ranks own parts of them.
@@ -36,10 +47,18 @@ fn estimates_with_ranks_are_close_to_their_simulation() {
         let models = FAMILIES.into_iter().map(tiny).chain([in_pieces()]);
         for (number, config) in models.enumerate() {
             let mut ratios = Vec::new();
-            for seed in 0..16 {
-                let (ranks, lanes) = [(2, 2), (2, 4), (4, 4)][seed as usize % 3];
+            for seed in 0..18 {
+                let (machines, lanes) = [
+                    ((2, 2), "2"),
+                    ((2, 2), "4"),
+                    ((4, 4), "4"),
+                    ((2, 2), "2x4"),
+                    ((4, 2), "2x2"),
+                    ((4, 2), "4x2"),
+                ][seed as usize % 6];
+                let lanes: Lanes = lanes.parse().expect("lanes");
                 let options = TrainOptions { lanes, ..crate::models::tiny_options() };
-                let task = task_of(&config, &options, 2 * lanes, ranks);
+                let task = task_on_machines(&config, &options, 2 * lanes.count(), machines);
                 let decisions = random_decisions(&task, seed);
                 let lowering = Lowering::new(&task, &profile).expect("a lowering");
                 let plan = lowering.lower(&decisions).expect("decisions that work");
@@ -57,12 +76,38 @@ fn estimates_with_ranks_are_close_to_their_simulation() {
     }
 }
 
+/// Four ranks of a machine send one f32 sum of their lanes to the other machine instead of four lanes in bf16.
+#[test]
+fn two_levels_halve_what_machines_of_four_exchange() {
+    let config = preset("qwen2.5-1.5b").expect("a preset");
+    let lanes = "2x4".parse().expect("lanes");
+    let options = TrainOptions { lanes, ..real_options(8) };
+    let mut profile = linked(profile("h200"), 1e15, 0.0);
+    let link = profile.ranks.as_mut().expect("a link");
+    link.latency_seconds = 0.0;
+    link.machines = Some(MachineLink { ranks: 4, bandwidth: 1e9 });
+    let seconds = |machine: u32| -> f64 {
+        let task = task_on_machines(&config, &options, 8, (8, machine));
+        let decisions = random_decisions(&task, 1);
+        let lowering = Lowering::new(&task, &profile).expect("a lowering");
+        let plan = lowering.lower(&decisions).expect("decisions that work");
+        let timed = plan.instructions.iter().zip(instruction_seconds(&plan, &profile));
+        let exchanges = timed.filter(|(instruction, _)| {
+            matches!(&instruction.work,
+                Work::Collective(collective) if collective.kind != CollectiveKind::Gather)
+        });
+        exchanges.map(|(_, seconds)| seconds).sum()
+    };
+    let (flat, levels) = (seconds(8), seconds(4));
+    assert!((flat / levels - 2.0).abs() < 0.05, "{flat} s and {levels} s");
+}
+
 /// With everything on the device, only the time of gathers is left to choose. If they take long, they run beside the next
 /// forward pass.
 #[test]
 fn a_slow_link_defers_the_gather_of_weights() {
     let config = preset("qwen2.5-1.5b").expect("a preset");
-    let options = TrainOptions { lanes: 4, ..real_options(8) };
+    let options = TrainOptions { lanes: 4.into(), ..real_options(8) };
     let task = task_of(&config, &options, 4, 4);
     let updates = [UpdateTime::EndOfStep, UpdateTime::NextStep];
     let mut found = Vec::new();
@@ -87,7 +132,7 @@ fn a_slow_link_defers_the_gather_of_weights() {
 #[test]
 fn estimates_of_chosen_plans_hold() {
     let config = preset("qwen2.5-1.5b").expect("a preset");
-    let options = TrainOptions { lanes: 4, ..real_options(8) };
+    let options = TrainOptions { lanes: 4.into(), ..real_options(8) };
     let task = task_of(&config, &options, 16, 4);
     for (bandwidth, vram) in [(3e11, 20), (1e10, 9)] {
         let profile = linked(profile("h200"), bandwidth, 0.05);
@@ -105,7 +150,7 @@ fn gradients_in_host_memory_are_those_that_a_rank_owns() {
     let config = preset("qwen2.5-7b").expect("a preset");
     let profile = linked(profile("h200"), 1e11, 0.0);
     let host_bytes = |ranks: u32, micro_batches: usize| {
-        let options = TrainOptions { lanes: 8, ..real_options(1) };
+        let options = TrainOptions { lanes: 8.into(), ..real_options(1) };
         let task = task_of(&config, &options, micro_batches, ranks);
         let lowering = Lowering::new(&task, &profile).expect("a lowering");
         let mut decisions = planned(&task, &profile, budget(gib(140), 4 * RAM)).decisions;

@@ -105,28 +105,46 @@ pub(super) struct UpdateCopies {
     pub(super) gather: Option<f64>,
 }
 
-/// What adds the gradients of lanes, those of all ranks one after another.
+/// What adds the gradients of lanes, those of all ranks one after another, or sums of machines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SumKernels {
-    /// Begins the sum.
-    first: Kernels,
-    /// Adds to it.
-    later: Kernels,
+    /// Begins a sum with a lane.
+    begin: Kernels,
+    /// Adds a lane to it.
+    add: Kernels,
+    /// Begins a sum with another sum, or adds one to it.
+    begin_sum: Kernels,
+    add_sum: Kernels,
     /// Makes it the gradient of the step.
     round: Kernels,
+    /// How many machines send sums of their lanes; none if ranks send lanes.
+    machines: Option<u32>,
 }
 
 impl SumKernels {
     /// Those of a lane.
     pub(super) fn of(&self, lane: Lane) -> Kernels {
-        let added = if lane.reads_sum() { self.later } else { self.first };
-        match lane.leaves_sum() {
-            true => added,
-            false => Kernels {
-                seconds: added.seconds + self.round.seconds,
-                count: added.count + self.round.count,
-            },
+        let mut kernels = Kernels::default();
+        let mut add = |more: Kernels, times: usize| {
+            kernels.seconds += times as f64 * more.seconds;
+            kernels.count += times as u32 * more.count;
+        };
+        match self.machines {
+            Some(machines) => {
+                let begun = usize::from(lane.begins_step());
+                add(self.begin_sum, begun);
+                add(self.add_sum, machines as usize - begun);
+            }
+            None => {
+                let added = lane.added();
+                let begun = added.iter().filter(|added| added.begins()).count();
+                add(self.begin, begun);
+                add(self.add, added.len() - begun);
+                add(self.add_sum, added.iter().filter(|added| added.ends_group()).count());
+            }
         }
+        add(self.round, usize::from(lane.ends_step()));
+        kernels
     }
 }
 
@@ -152,8 +170,11 @@ pub(super) struct StageTable {
     pub(super) complete: Vec<Run>,
     /// Cells of the gradients of its own parameters.
     pub(super) exchanged: Range<u32>,
-    /// Seconds in which these go to their owners; none if one rank makes the step.
+    /// Seconds in which these go to the ranks that add them up; none if one rank makes the step.
     pub(super) exchange: Option<f64>,
+    /// What adds up the lanes of a machine, and the seconds in which their sums go to the owners; none if lanes do.
+    pub(super) machine_sums: Kernels,
+    pub(super) exchange_sums: Option<f64>,
     pub(super) updates: Vec<UpdateCopies>,
     /// Sums of squares of a block's gradients.
     pub(super) squares: Kernels,
@@ -264,6 +285,8 @@ fn stage_table(
         complete,
         exchanged: 0..exchanged,
         exchange: lowering.exchange_seconds(cut, stage),
+        machine_sums: machine_sums(lowering, cut, stage),
+        exchange_sums: lowering.exchange_sums_seconds(cut, stage),
         updates,
         squares,
         folds: Vec::new(),
@@ -297,23 +320,47 @@ fn sum_kernels(
     gradients: &Slab,
 ) -> SumKernels {
     let mut kernels = SumKernels::default();
-    let ranks = lowering.task.rank.ranks;
-    if lowering.task.lanes == 1 && ranks == 1 {
+    let rank = lowering.task.rank;
+    if lowering.task.lanes == 1 && !rank.is_shared() {
         return kernels;
     }
+    kernels.machines = rank.has_levels().then(|| rank.machines());
     for &(t, piece) in &group.own {
         let dtype = set.gradients[t].dtype;
         let elements = gradients.entries[t].pieces[piece] / dtype.size_bytes();
-        let graph = lane_graph(dtype, elements);
-        let [begin, add, round] = [0, 1, 2]
-            .map(|node: usize| node_seconds(&graph, &graph.nodes()[node], lowering.profile));
-        kernels.first.add(begin);
-        kernels.later.add(add);
-        for _ in 1..ranks {
-            kernels.first.add(add);
-            kernels.later.add(add);
-        }
+        let [begin, add, round] = lane_seconds(lowering, dtype, elements);
+        let [begin_sum, add_sum, _] = lane_seconds(lowering, DType::F32, elements);
+        kernels.begin.add(begin);
+        kernels.add.add(add);
+        kernels.begin_sum.add(begin_sum);
+        kernels.add_sum.add(add_sum);
         kernels.round.add(round);
+    }
+    kernels
+}
+
+/// Seconds in which a lane begins a sum, is added to one, and a sum is rounded.
+fn lane_seconds(lowering: &Lowering<'_>, dtype: DType, elements: usize) -> [f64; 3] {
+    let graph = lane_graph(dtype, elements);
+    [0, 1, 2].map(|node: usize| node_seconds(&graph, &graph.nodes()[node], lowering.profile))
+}
+
+/// What adds up the lanes of a machine.
+fn machine_sums(lowering: &Lowering<'_>, cut: &Cut, stage: usize) -> Kernels {
+    let mut kernels = Kernels::default();
+    let rank = lowering.task.rank;
+    if !rank.has_levels() {
+        return kernels;
+    }
+    let (set, slab) = (&lowering.sets[stage], &cut.stages[stage].gradients);
+    for &(t, piece) in cut.updates[stage].iter().flat_map(|group| &group.pieces) {
+        if cut.shards.adds(stage, t, piece) {
+            let dtype = set.gradients[t].dtype;
+            let elements = slab.entries[t].pieces[piece] / dtype.size_bytes();
+            let [begin, add, _] = lane_seconds(lowering, dtype, elements);
+            kernels.add(begin);
+            (1..rank.machine).for_each(|_| kernels.add(add));
+        }
     }
     kernels
 }

@@ -26,7 +26,7 @@ pub(super) fn step_seconds(
 ) -> Estimate {
     let mut walk = Walk::new(sketch, decisions, layout);
     walk.settle();
-    for (lane, times) in Lane::of_step(sketch.lowering.task.lanes) {
+    for (lane, times) in Lane::kinds_of_step(sketch.lowering.task) {
         for kind in 0..decisions.groups.len() {
             walk.groups(kind, lane, times);
         }
@@ -76,8 +76,11 @@ struct Cells {
     host: [Vec<u32>; 2],
     host_saved: u32,
     host_inputs: u32,
-    /// What other ranks sent of a block's gradients, partial sums of squares, and those of all ranks.
+    /// What other ranks of the machine sent of a block's gradients, the sums of the machine, and what other machines sent of theirs.
     received: u32,
+    machine: u32,
+    sums: u32,
+    /// Partial sums of squares, and those of all ranks.
     squares: u32,
     all_squares: u32,
 }
@@ -128,6 +131,7 @@ struct Walk<'s> {
     input_turns: Turns,
     arriving: [Option<usize>; 2],
     exchanged: Option<Exchanged>,
+    exchanged_sums: Option<Exchanged>,
     cells: Cells,
     /// Memory of other slots that the next kernels overwrite.
     taken_over: Vec<Touch>,
@@ -158,6 +162,8 @@ impl<'s> Walk<'s> {
             host_saved: 0,
             host_inputs: 0,
             received: 0,
+            machine: 0,
+            sums: 0,
             squares: 0,
             all_squares: 0,
         };
@@ -182,7 +188,8 @@ impl<'s> Walk<'s> {
         cells.state_ring = cells.take(layout.state_ring.slots.max(1) * sketch.tables.state_runs);
         cells.disk_ring = cells.take(layout.disk_ring.slots);
         cells.frozen_ring = cells.take(layout.frozen_ring.slots);
-        [cells.received, cells.squares, cells.all_squares] = [0; 3].map(|_| cells.take(1));
+        [cells.received, cells.machine, cells.sums] = [0; 3].map(|_| cells.take(1));
+        [cells.squares, cells.all_squares] = [0; 2].map(|_| cells.take(1));
         let on_disk = rings::on_disk(lowering, layout);
         let most = decisions.group_max();
         cells.inputs = cells.take(lowering.shared.inputs.len() * most);
@@ -206,6 +213,7 @@ impl<'s> Walk<'s> {
             input_turns: Turns::new(0),
             arriving: [None, None],
             exchanged: None,
+            exchanged_sums: None,
             cells,
             taken_over: Vec::new(),
             buffers,
@@ -269,7 +277,7 @@ impl<'s> Walk<'s> {
         let is_first = begins_lane && lane.begins_step();
         let ends_lane = (kind + 1 == self.decisions.groups.len()).then_some(lane);
         if !self.trains() {
-            let ends_lane = Some(Lane::Only);
+            let ends_lane = Some(Lane::ONLY);
             return self.group(Group { begins_lane: true, ends_lane, is_first: true }, left);
         }
         if begins_lane && ends_lane.is_some() && left == 1 {
@@ -706,7 +714,7 @@ impl<'s> Walk<'s> {
     }
 
     fn end_gradients(&mut self, group: Group, block: usize) {
-        self.settle_sums();
+        self.advance_sums();
         let Some(lane) = group.ends_lane else { return self.leave_gradients(group, block) };
         self.fold_tied(block);
         match self.exchange_gradients(block) {
@@ -733,7 +741,7 @@ impl<'s> Walk<'s> {
             (0..self.updates_of(block)).for_each(|number| self.update(block, number));
         }
         self.touch(Class::Gradients, block);
-        let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
+        let is_summed = group.ends_lane.is_some_and(|lane| !lane.ends_step())
             && !sketch.lowering.sets[self.at(block).stage].makes_parts();
         if !is_summed && self.gradients_leave(block, group.is_last()) {
             let runs = match group.ends_lane {
@@ -747,12 +755,12 @@ impl<'s> Walk<'s> {
     /// Adds a block's gradients to the sum of lanes.
     fn sum_lane(&mut self, block: usize, lane: Lane) {
         let sketch = self.sketch;
-        if lane == Lane::Only && !sketch.lowering.shares_step() {
+        if lane.is_only() && !sketch.lowering.shares_step() {
             return;
         }
         let Block { stage, index } = self.at(block);
         // The only lane of a rank needs no sum that lasts.
-        let streams = lane != Lane::Only && !self.layout.sums[stage].streaming.is_pinned(index);
+        let streams = !lane.is_only() && !self.layout.sums[stage].streaming.is_pinned(index);
         for update in &sketch.tables.stages[stage].updates {
             let slot = streams.then(|| self.state_turns.next());
             let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
@@ -760,7 +768,9 @@ impl<'s> Walk<'s> {
                 let count = sketch.tables.state_runs as u32;
                 slot.map(|slot| Touch { first: emit.state_cell(slot), count, used })
             };
-            if streams && lane.reads_sum() {
+            // Sums of groups, and of the group.
+            let reads = [lane.reads_sum(), lane.reads_group()];
+            for _ in reads.into_iter().filter(|&reads| streams && reads) {
                 for &bytes in &update.sums {
                     self.segment.touch(touch(self, Use::Write));
                     self.copy_in(after, bytes, None);
@@ -769,11 +779,16 @@ impl<'s> Walk<'s> {
             for run in &update.gradients {
                 self.segment.touch(self.in_slot(Class::Gradients, block, &run.cells, Use::Write));
             }
-            self.segment.touch([one_cell(self.cells.received, Use::Read)]);
+            let read = match sketch.lowering.task.rank.has_levels() {
+                true => [self.cells.machine, self.cells.sums],
+                false => [self.cells.received; 2],
+            };
+            self.segment.touch(read.map(|cell| one_cell(cell, Use::Read)));
             self.segment.touch(touch(self, Use::Write));
             let kernels = update.sum_kernels.of(lane);
             self.segment.compute(kernels.seconds, kernels.count);
-            if streams && lane.leaves_sum() {
+            let leaves = [lane.leaves_sum(), lane.leaves_group()];
+            for _ in leaves.into_iter().filter(|&leaves| streams && leaves) {
                 for &bytes in &update.sums {
                     self.segment.touch(touch(self, Use::Read));
                     self.copy_out(bytes, None);

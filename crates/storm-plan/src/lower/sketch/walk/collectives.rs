@@ -7,7 +7,7 @@ use crate::lower::sketch::tables::UpdateCopies;
 use storm_graph::Block;
 
 impl Walk<'_> {
-    /// Sends a block's gradients to their owners. Returns whether there was anything to send.
+    /// Sends a block's gradients to the ranks that add them up. Returns whether there was anything to send.
     pub(super) fn exchange_gradients(&mut self, block: usize) -> bool {
         let table = &self.sketch.tables.stages[self.at(block).stage];
         let Some(seconds) = table.exchange else { return false };
@@ -17,25 +17,63 @@ impl Walk<'_> {
         true
     }
 
-    /// Adds up what was sent of a block's gradients.
-    pub(super) fn settle_sums(&mut self) {
-        if let Some(Exchanged { block, group, lane }) = self.exchanged.take() {
+    /// Adds up what was sent of blocks' gradients. If machines add up their lanes first, their sums are then sent on.
+    pub(super) fn advance_sums(&mut self) {
+        if let Some(Exchanged { block, group, lane }) = self.exchanged_sums.take() {
             self.end_lane(group, block, lane);
+        }
+        let Some(exchanged) = self.exchanged.take() else { return };
+        let Exchanged { block, group, lane } = exchanged;
+        let table = &self.sketch.tables.stages[self.at(block).stage];
+        match table.exchange_sums {
+            Some(seconds) => {
+                self.segment.touch(self.in_slot(
+                    Class::Gradients,
+                    block,
+                    &table.exchanged,
+                    Use::Read,
+                ));
+                self.segment.touch([
+                    one_cell(self.cells.received, Use::Read),
+                    one_cell(self.cells.machine, Use::Write),
+                ]);
+                self.segment.compute(table.machine_sums.seconds, table.machine_sums.count);
+                self.segment.touch([
+                    one_cell(self.cells.machine, Use::Read),
+                    one_cell(self.cells.sums, Use::Write),
+                ]);
+                self.segment.copy(self.position(), Lane::Ranks, seconds);
+                self.exchanged_sums = Some(exchanged);
+            }
+            None => self.end_lane(group, block, lane),
         }
     }
 
-    /// The same if a block is about to take the memory of those gradients.
+    /// Adds up all that was sent.
+    pub(super) fn settle_sums(&mut self) {
+        while self.exchanged.is_some() || self.exchanged_sums.is_some() {
+            self.advance_sums();
+        }
+    }
+
+    /// Adds up what was sent of blocks whose gradients have memory that another block is about to take.
     pub(super) fn settle_sums_in(&mut self, class: Class, block: usize) {
-        let Some(Exchanged { block: waiting, .. }) = self.exchanged else { return };
+        while self.sums_wait_in(class, block) {
+            self.advance_sums();
+        }
+    }
+
+    fn sums_wait_in(&self, class: Class, block: usize) -> bool {
         let at = |class: Class, block: usize| {
             let Block { stage, index } = self.at(block);
             (class, stage, index)
         };
-        let is_same = class == Class::Gradients && block == waiting;
-        let (one, other) = (at(class, block), at(Class::Gradients, waiting));
-        if !is_same && self.residency.meet(self.layout, one, other) {
-            self.settle_sums();
-        }
+        let mut waiting = [&self.exchanged_sums, &self.exchanged].into_iter().flatten();
+        waiting.any(|&Exchanged { block: waiting, .. }| {
+            let is_same = class == Class::Gradients && block == waiting;
+            let (one, other) = (at(class, block), at(Class::Gradients, waiting));
+            !is_same && self.residency.meet(self.layout, one, other)
+        })
     }
 
     /// Brings what other ranks have updated.
