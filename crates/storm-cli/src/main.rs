@@ -25,6 +25,7 @@ mod joined;
 mod lengths;
 mod loading;
 mod lora;
+mod machines;
 mod manual;
 mod memory_limits;
 mod merge;

@@ -2,10 +2,11 @@
 
 use super::{Answer, Request};
 use crate::UsageError;
-use crate::size::{self, positive};
+use crate::size;
 use clap::Args;
 use serde_json::{Value, json};
-use storm_plan::{MachineLink, RankLink, RankPlace};
+use storm_plan::{Lanes, MachineLink, RankLink, RankPlace};
+use storm_train::Exchange;
 
 /// Of each collective, if not given.
 const LATENCY_MICROSECONDS: f64 = 20.0;
@@ -15,9 +16,10 @@ pub(super) struct RankArgs {
     /// How many ranks share a step. Each computes as many of its lanes, and owns as much of the optimizer state.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
-    /// Lanes of a step; one for each rank if not given.
-    #[arg(long, value_parser = positive)]
-    lanes: Option<usize>,
+    /// Lanes of a step: 16, or 2x8 for two groups of eight, which machines of eight ranks add up before they send them to others. One
+    /// for each rank if not given.
+    #[arg(long)]
+    lanes: Option<Lanes>,
     /// What a rank sends to others in a second while it receives as much: 370GB. If not given, what `storm probe` measured under
     /// mpirun, if the hardware profile has that.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "ranks")]
@@ -42,17 +44,19 @@ impl RankArgs {
         self.ranks.unwrap_or(1)
     }
 
-    /// The plan is that of the first rank.
-    pub(super) fn place(&self) -> RankPlace {
-        RankPlace { rank: 0, ranks: self.count() }
+    /// The plan is that of the first rank, whose machine has as many as the link says.
+    pub(super) fn place(&self, lanes: Lanes, link: Option<&RankLink>) -> RankPlace {
+        exchange(lanes, self.count(), link).place(0, self.count())
     }
 
-    pub(super) fn lanes(&self) -> Result<usize, UsageError> {
-        let (ranks, lanes) = (self.count() as usize, self.lanes.unwrap_or(self.count() as usize));
-        match lanes.is_multiple_of(ranks) {
+    pub(super) fn lanes(&self) -> Result<Lanes, UsageError> {
+        let ranks = self.count() as usize;
+        let lanes = self.lanes.unwrap_or(ranks.into());
+        match lanes.count().is_multiple_of(ranks) {
             true => Ok(lanes),
             false => Err(UsageError(format!(
-                "{ranks} ranks cannot share {lanes} lanes evenly: --ranks must divide --lanes"
+                "{ranks} ranks cannot share {} lanes evenly: --ranks must divide --lanes",
+                lanes.count()
             ))),
         }
     }
@@ -103,6 +107,13 @@ impl RankArgs {
     }
 }
 
+/// How ranks exchange gradients over a link.
+fn exchange(lanes: Lanes, ranks: u32, link: Option<&RankLink>) -> Exchange {
+    let on_one = link.and_then(|link| link.machines).map_or(ranks, |machines| machines.ranks);
+    let machines: Vec<u32> = (0..ranks).map(|rank| rank / on_one).collect();
+    Exchange::new(lanes, &machines)
+}
+
 /// The same as an object of JSON.
 pub(super) fn object(request: &Request, answer: &Answer) -> Value {
     let simulation = &answer.planned.simulation;
@@ -110,6 +121,7 @@ pub(super) fn object(request: &Request, answer: &Answer) -> Value {
     json!({
         "count": request.rank.ranks,
         "lanes": request.options.lanes,
+        "exchange_levels": if request.rank.has_levels() { 2 } else { 1 },
         "collective_seconds": busy,
         "exposed_seconds": simulation.stalls.rank_seconds,
         "alone_seconds": answer.alone_seconds,
@@ -134,7 +146,8 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
     if ranks == 1 {
         return String::new();
     }
-    let lanes = request.options.lanes / ranks as usize;
+    let all_lanes = request.options.lanes;
+    let lanes = all_lanes.count() / ranks as usize;
     let simulation = &answer.planned.simulation;
     let of_link = request.profile.ranks.map_or_else(String::new, |link| {
         let other = match link.ranks == ranks {
@@ -145,8 +158,12 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
     });
     let mut words = vec![format!(
         "{ranks}{of_link}; each computes {lanes} of {} lanes and owns 1/{ranks} of the optimizer state",
-        request.options.lanes
+        all_lanes.count()
     )];
+    let link = request.profile.ranks.as_ref();
+    if all_lanes.groups() > 1 || link.is_some_and(|link| link.machines.is_some()) {
+        words.push(format!("exchange on {}", exchange(all_lanes, ranks, link)));
+    }
     if request.profile.ranks.is_none() {
         words.push(format!(
             "the link between them is not known, so times leave out what they send each other; `mpirun -n {ranks} storm probe` \

@@ -133,11 +133,12 @@ impl Request {
         let codec = args.activation_codec.unwrap_or(CodecArg::None);
         codec.check(&config)?;
         check_fp8(&config, &options, step)?;
+        let lanes = args.ranks.lanes()?;
         let options = TrainOptions {
             chunk_rows,
             optimizer,
             activation_codec: codec.into(),
-            lanes: args.ranks.lanes()?,
+            lanes,
             ..options
         };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
@@ -151,7 +152,7 @@ impl Request {
             config,
             options,
             step,
-            rank: args.ranks.place(),
+            rank: args.ranks.place(lanes, profile.ranks.as_ref()),
             vram: memory_limits::device(args.vram, &profile),
             ram: memory_limits::host(args.ram)?,
             disk,
@@ -195,7 +196,10 @@ impl Request {
         }
         let launch = LaunchRequest {
             rank: RankPlace::default(),
-            options: TrainOptions { lanes: self.options.lanes / ranks, ..self.options.clone() },
+            options: TrainOptions {
+                lanes: (self.options.lanes.count() / ranks).into(),
+                ..self.options.clone()
+            },
             step: StepSize::MicroBatches(answer.accumulate / ranks),
             ..self.launch(None)
         };

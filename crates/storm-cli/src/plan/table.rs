@@ -13,8 +13,8 @@ use storm_graph::{ActivationCodec, FP8_MULTIPLE};
 use storm_model::Unit;
 use storm_model::fp8_projections;
 use storm_plan::{
-    GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
-    Tier,
+    GroupDecisions, Holding, Lanes, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage,
+    TensorKind, Tier,
 };
 use storm_train::{Moments, Precision, StepSize};
 
@@ -95,7 +95,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         _ => format!(", {} at a time through each layer", planned.decisions.group_sizes()),
     };
     let lanes = match request.options.lanes {
-        1 => String::new(),
+        Lanes::ONE => String::new(),
         lanes => format!(", in {lanes} lanes"),
     };
     let mut lines = vec![

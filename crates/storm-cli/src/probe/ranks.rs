@@ -4,7 +4,7 @@ use super::{DeviceArg, ProbeArgs, effort, finish_card, finish_cpu, staged};
 use crate::joined::Joined;
 use crate::plan::link_words;
 use crate::train::Cards;
-use crate::{UsageError, host_memory, memory_limits};
+use crate::{UsageError, host_memory, machines, memory_limits};
 use anyhow::{Context, Result};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,9 +13,7 @@ use storm_device::cuda::{CudaLink, probe};
 use storm_files::StagedFile;
 use storm_plan::{HardwareProfile, MachineLink, RankLink};
 use storm_ranks::nccl::Id;
-use storm_ranks::{
-    Carrier, Collective, Engine, LinkMeasurement, machines_of_ranks, measure_cards, measure_link,
-};
+use storm_ranks::{Carrier, Collective, Engine, LinkMeasurement, measure_cards, measure_link};
 use storm_train::Ranks;
 
 /// Measures on all ranks. The first one writes the profile, and says what is wrong on any. Returns on the first rank only.
@@ -76,7 +74,9 @@ fn on_cpu(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Res
     if out.is_some() {
         eprintln!("measuring the link …");
     }
-    let machines = machines_of_ranks(&mut joined.engine)?;
+    let given =
+        joined.together(machines::given(joined.engine.place().ranks).map_err(Into::into))?;
+    let machines = machines::of_ranks(&mut joined.engine, given)?;
     let begun = Instant::now();
     let link = measure_link(&mut joined.engine, &machines, &mut || begun.elapsed())?;
     let Some(out) = out else { return Ok(()) };
@@ -111,7 +111,9 @@ fn on_card(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Re
     let found = joined.together(found.map_err(Into::into))?;
     say("the link between ranks");
     let mut link = joined.together(CudaLink::new(&cards.ranks).map_err(Into::into))?;
-    let machines = machines_of_ranks(&mut joined.engine)?;
+    let given =
+        joined.together(machines::given(joined.engine.place().ranks).map_err(Into::into))?;
+    let machines = machines::of_ranks(&mut joined.engine, given)?;
     let measured = measure_cards(&mut joined.engine, &machines, &mut CardCarrier(&mut link));
     drop(link);
     let link = match measured {

@@ -58,7 +58,6 @@ pub(crate) use schedule::{FRESH_RATE, FURTHER_RATE};
 pub(crate) use setup::IMAGE_CONFIG;
 use setup::{Purpose, Setup};
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 pub(crate) use values::{DeviceArg, OverlongArg, Size as SizeOption};
 
@@ -191,7 +190,7 @@ fn start(prepared: Prepared, crew: Option<&Crew>) -> Result<()> {
     if let (Some(crew), None) = (crew, given.lanes)
         && start != Start::Resume
     {
-        given.lanes = NonZeroUsize::new(crew.count());
+        given.lanes = Some(crew.count().into());
         style.say(&format!("lanes = {}, one for each rank: the run keeps them", crew.count()));
     }
     match dry_run {

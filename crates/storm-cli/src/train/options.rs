@@ -14,6 +14,7 @@ use crate::predict::PredictArg;
 use crate::save_mode::SaveModeArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+use storm_plan::Lanes;
 
 /// A number that cannot be zero.
 macro_rules! count {
@@ -107,10 +108,12 @@ options! {
         /// Tokens per step, instead of batch and accumulate: STORM chooses both for speed and keeps them for the whole
         /// run.
         tokens_per_step: NonZeroUsize;
-        /// Lanes of a step: its micro-batches are divided into so many lanes, in order and evenly. Gradients are accumulated
-        /// lane by lane, and the gradient of the step is the f32 sum of its lanes in order, rounded once. This changes the last bits
-        /// of gradients, so it stays for the whole run.
-        lanes: NonZeroUsize = count!(1);
+        /// Lanes of a step, such as 8 or `2x8`. The micro-batches of a step are divided evenly and in order into lanes.
+        /// Gradients are accumulated lane by lane; the gradient of the step is the f32 sum of its lanes in order, rounded
+        /// once. `2x8` is two groups of eight lanes: the lanes of each group are added first, then the sums of the groups,
+        /// so that machines of eight ranks send each other only sums. Lanes change the last bits of gradients, so a run
+        /// must keep them.
+        lanes: Lanes = Lanes::ONE;
         /// Number formats of parameters, gradients, optimizer state and matrix products.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
         /// How activations are stored until the backward pass. `int8` halves the memory of the largest ones, the inputs

@@ -8,7 +8,7 @@ use super::options::Settings;
 use super::{Prepared, config, setup};
 use crate::disk_tier::DiskTier;
 use crate::joined::Joined;
-use crate::{UsageError, memory_limits};
+use crate::{UsageError, machines, memory_limits};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,12 +18,12 @@ use storm_device::DiskOptions;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{Packing, Unit};
-use storm_plan::{Budget, Decisions, HardwareProfile, RankPlace};
+use storm_plan::{Budget, Decisions, HardwareProfile, Lanes, RankPlace};
 use storm_ranks::nccl::Id;
 use storm_ranks::{Engine, Launch, Launcher, Place};
 use storm_train::{
-    AnyBatch, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks, RunError,
-    StepPlan, StepSize, Trainer,
+    AnyBatch, Exchange, Heard, Launch as TrainLaunch, LaunchRequest, LaunchSite, Notice, Ranks,
+    RunError, StepPlan, StepSize, Trainer,
 };
 
 /// What a run knows of its ranks.
@@ -34,6 +34,8 @@ pub(crate) struct Crew {
     pub(super) share: Share,
     /// What started it.
     pub(super) launch: Launch,
+    /// The machine of each rank, as a number.
+    machines: Arc<[u32]>,
     /// The GPUs, once they are connected; never on the CPU device.
     cards: Arc<OnceLock<Cards>>,
 }
@@ -43,10 +45,20 @@ impl Crew {
         self.ranks.place().ranks as usize
     }
 
+    /// How they exchange the gradients of such lanes.
+    pub(super) fn exchange(&self, lanes: Lanes) -> Exchange {
+        Exchange::new(lanes, &self.machines)
+    }
+
     /// Which of them this is.
-    pub(super) fn place(&self) -> RankPlace {
+    pub(super) fn place(&self, exchange: Exchange) -> RankPlace {
         let Place { rank, ranks } = self.ranks.place();
-        RankPlace { rank, ranks }
+        exchange.place(rank, ranks)
+    }
+
+    /// Whether several machines have them.
+    pub(super) fn has_machines(&self) -> bool {
+        self.machines.iter().any(|&machine| machine != self.machines[0])
     }
 
     /// The GPUs of all ranks; none on the CPU device.
@@ -89,7 +101,7 @@ pub(super) fn check(
     kind: DeviceKind,
     unit: Unit,
 ) -> Result<(), UsageError> {
-    let (ranks, lanes) = (launch.ranks as usize, settings.lanes.get());
+    let (ranks, lanes) = (launch.ranks as usize, settings.lanes.count());
     let refuse = |problem: String| Err(UsageError(problem));
     let has_mpi = !matches!(launch.launcher, Launcher::Torchrun | Launcher::Slurm);
     if kind == DeviceKind::Cpu && !has_mpi {
@@ -147,8 +159,13 @@ pub(super) fn run(
     start: impl FnOnce(Prepared, &Crew) -> Result<()>,
 ) -> Result<()> {
     let share = share(&mut joined)?;
+    // What is wrong with it is said with what is wrong with the settings.
+    let given = machines::given(joined.launch.ranks);
+    let machines = machines::of_ranks(&mut joined.engine, *given.as_ref().unwrap_or(&None))?;
+    let prepared = given.map_err(Into::into).and_then(|_| prepared);
     let ranks = Ranks::new(Box::new(joined.engine.clone()));
-    let crew = Crew { ranks, share, launch: joined.launch, cards: Arc::default() };
+    let launch = joined.launch;
+    let crew = Crew { ranks, share, launch, machines: machines.into(), cards: Arc::default() };
     let place = crew.ranks.place();
     let own = match &prepared {
         Ok(prepared) => Ok(format!("{:?}", prepared.words())),
@@ -248,7 +265,7 @@ fn trainer<D: Trains>(crew: &Crew, kind: DeviceKind, told: Told) -> Result<Train
     let packing = if told.segments { Packing::Segments } else { Packing::Single };
     let options = setup::train_options(&settings, &model, packing);
     let mut request = setup::request(&settings, &outline.name, model, options, machine, 0)?;
-    request.rank = crew.place();
+    request.rank = crew.place(crew.exchange(request.options.lanes));
     request.step = StepSize::MicroBatches(told.accumulate);
     request.options.batch = told.batch;
     let request_of_launch = LaunchRequest { decided: Some(told.decisions), ..request.launch(None) };

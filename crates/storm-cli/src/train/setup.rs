@@ -32,6 +32,7 @@ use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{AnyModel, Augmentation, Packing, Unit};
+use storm_plan::Lanes;
 use storm_train::{
     AnyBatch, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress, Retention,
     RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
@@ -234,7 +235,11 @@ impl Setup {
         let config = model.config.clone();
         let mut request = request(&settings, &model.name, config, options, machine, loading)?;
         if let Some(crew) = crew {
-            request.rank = crew.place();
+            let exchange = crew.exchange(settings.lanes);
+            request.rank = crew.place(exchange);
+            if request.options.lanes.groups() > 1 || crew.has_machines() {
+                style.say(&format!("exchange on {exchange}"));
+            }
         }
         let begun = Instant::now();
         // The other ranks are not there yet.
@@ -424,7 +429,7 @@ fn take_over(given: &mut Given, before: &Progress) {
         given.batch = saved("batch");
         given.accumulate = saved("accumulate");
     }
-    given.lanes = given.lanes.or(saved("lanes"));
+    given.lanes = given.lanes.or_else(|| before.settings.get("lanes")?.parse().ok());
     if !before.settings.contains_key(IMAGE_CONFIG) {
         given.seq = given.seq.or(saved("seq"));
     }
@@ -607,7 +612,7 @@ pub(super) fn train_options(
             crop: settings.crop,
             cutout: settings.cutout,
         },
-        lanes: settings.lanes.get(),
+        lanes: settings.lanes,
         seed: settings.seed.0,
         ..TrainOptions::new(batch, sequence, settings.precision.into())
     }
@@ -617,19 +622,29 @@ fn step_size(settings: &Settings) -> Result<StepSize> {
     let size = given_step_size(settings)?;
     let lanes = settings.lanes;
     match size {
-        StepSize::MicroBatches(count) if !count.is_multiple_of(lanes.get()) => {
+        StepSize::MicroBatches(count) if !count.is_multiple_of(lanes.count()) => {
             Err(UsageError(format!(
-                "lanes is {lanes}; it must divide the micro-batches of a step evenly, and accumulate is {count}"
+                "lanes is {}; it must divide the micro-batches of a step evenly, and accumulate is {count}",
+                of_groups(lanes)
             ))
             .into())
         }
-        _ if lanes.get() > 1 && settings.update == Some(UpdateArg::InBackward) => {
+        _ if lanes.count() > 1 && settings.update == Some(UpdateArg::InBackward) => {
             Err(UsageError(format!(
-                "updates in the backward pass come before all {lanes} lanes of a step are summed: use one lane"
+                "updates in the backward pass come before all {} lanes of a step are summed: use one lane",
+                lanes.count()
             ))
             .into())
         }
         size => Ok(size),
+    }
+}
+
+/// `16 (2x8)`, or `8` if there are no groups.
+fn of_groups(lanes: Lanes) -> String {
+    match lanes.groups() {
+        1 => lanes.to_string(),
+        _ => format!("{} ({lanes})", lanes.count()),
     }
 }
 

@@ -79,6 +79,39 @@ fn ranks_change_no_bit() {
     }
 }
 
+/// Four ranks as two machines of two: each adds up a group of two lanes, and only the sums go from one to the other. The files are those
+/// of one rank, and a run goes on with another exchange.
+#[test]
+fn two_levels_change_no_bit() {
+    let place = Place::new();
+    let grouped = ["--accumulate", "4", "--lanes", "2x2", "--schedule", "constant"];
+    let of_steps =
+        |steps, more: &[&'static str]| [&grouped[..], &["--steps", steps], more].concat();
+    let expected = losses(&place.run("alone", &of_steps("6", &[])).succeeded());
+    for (number, mpi) in mpis().iter().enumerate() {
+        let name = format!("two-levels-{number}");
+        let run = |ranks: usize, machine: &str, flags: &[&str]| {
+            let mut command = mpi.command(&place, ranks, &name, flags);
+            command.env("STORM_MACHINE_RANKS", machine);
+            finish(command)
+        };
+        let levels = |ranks: usize, machine: &str| {
+            let events = run(ranks, machine, &of_steps("6", &["--dry-run"])).succeeded();
+            events[0]["plan"]["ranks"]["exchange_levels"].as_u64()
+        };
+        assert_eq!((levels(4, "2"), levels(4, "4"), levels(2, "1")), (Some(2), Some(1), Some(1)));
+        let mut found = losses(&run(4, "2", &of_steps("3", &[])).succeeded());
+        found.extend(losses(&run(4, "4", &of_steps("4", &["--resume"])).succeeded()));
+        found.extend(losses(&run(4, "2", &of_steps("6", &["--resume"])).succeeded()));
+        assert_eq!(found, expected);
+        assert!(place.result(&name, 6) == place.result("alone", 6), "{name}");
+        let refused = run(4, "3", &of_steps("6", &[]));
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        let problem = "STORM_MACHINE_RANKS is `3`";
+        assert_eq!(refused.stderr.matches(problem).count(), 1, "{}", refused.stderr);
+    }
+}
+
 /// `mpirun -n 2 storm probe`: a profile with the link between ranks, which plans and runs then count.
 #[test]
 fn the_link_between_ranks_is_measured_and_used() {
