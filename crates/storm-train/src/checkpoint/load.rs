@@ -147,13 +147,19 @@ fn verify_file(
             return Err(other(format!("it has no tensor `{}`", tensor.name)));
         };
         if *dtype != tensor.file_dtype() || shape.as_slice() != tensor.shape.axes() {
-            return Err(other(format!(
+            let found = format!(
                 "`{}` is {} {shape:?} there and {} {} here",
                 tensor.name,
                 dtype.name(),
                 tensor.dtype,
                 tensor.shape
-            )));
+            );
+            return Err(other(match tensor.part {
+                StatePart::Controller => {
+                    format!("the controller of this version of STORM has another shape: {found}")
+                }
+                _ => found,
+            }));
         }
     }
     match file.tensors().len() == expected.len() {

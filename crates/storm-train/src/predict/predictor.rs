@@ -5,7 +5,7 @@ use super::direction::{Averaged, Course, decay, mean_factor};
 use super::jump::{Piece, f32_at, fill};
 use super::phases::{Due, Phases};
 use super::probe::{Measured, Probe};
-use super::rssm::{Chosen, Expectation, Rssm, StepSeen};
+use super::rssm::{Chosen, Expectation, Rssm, Settings, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
 use super::updates::UpdateWatch;
 use super::{Accept, Controller, Direction, Phase, PredictOptions};
@@ -188,7 +188,8 @@ impl Predictor {
                 // make choices, and with them the run, depend on the machine's load.
                 let passes = 4.0 / 3.0 * probe.len() as f64;
                 let cost_steps = passes / trainer.micro_batches() as f64;
-                Some(Rssm::new(trainer.options().seed, tau, cost_steps))
+                let settings = Settings { tau, cost_steps, correct: options.lengths.correct };
+                Some(Rssm::new(trainer.options().seed, settings))
             }
             Controller::Constant { .. } | Controller::LineSearch { .. } => None,
         };

@@ -23,7 +23,7 @@ fn the_price_is_what_is_taken() {
                 source.next_batch(batch).expect("a batch");
             }
             let taken = run.predict(predict(direction), batches).expect("memory");
-            let price = |options| predict_bytes(tiny(case.lora), &train_options(&case), &options);
+            let price = |options| predict_bytes(tiny(&case), &train_options(&case), &options);
             let full = price(predict(direction)).expect("a model");
             assert_eq!(taken, full, "{direction:?} {case:?}");
             let taken = run.predict(always(direction, 1.0), Vec::new()).expect("memory");

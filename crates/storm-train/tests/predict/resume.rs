@@ -66,7 +66,7 @@ fn a_run_that_is_killed_anywhere_goes_on_bit_by_bit() {
 }
 
 /// Ends the run at every so many-th thing that it tells, without a word, in the middle of predictions too.
-fn killed_anywhere(case: &Case, settings: (PredictOptions, HeldOut), every: usize) {
+pub(crate) fn killed_anywhere(case: &Case, settings: (PredictOptions, HeldOut), every: usize) {
     let (expected, _) = whole(case, STEPS, Some(settings));
     let options = RunOptions { save_every: Some(3), ..run_options(case, STEPS) };
     for moment in (0..).step_by(every) {

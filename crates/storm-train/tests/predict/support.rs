@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_graph::AdamWParameters;
-use storm_model::{Adapters, LoraOptions, ModelConfig, preset};
+use storm_graph::{AdamWParameters, QuantizedFormat};
+use storm_model::{Adapters, BaseFormat, LoraOptions, ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
     Accept, AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
@@ -31,6 +31,8 @@ pub(crate) struct Case {
     /// Whether updates are observed, for a controller that learns.
     pub(crate) observes: bool,
     pub(crate) int8: bool,
+    /// Whether the weights beside adapters are int8, in steps and in probes.
+    pub(crate) int8_base: bool,
     pub(crate) decays: bool,
 }
 
@@ -42,6 +44,7 @@ pub(crate) const F32: Case = Case {
     learning_rate: 0.01,
     observes: false,
     int8: false,
+    int8_base: false,
     decays: true,
 };
 
@@ -55,10 +58,11 @@ pub(crate) fn cases() -> Vec<Case> {
         Case { precision, update, ..F32 },
         Case { lora: true, precision, ..F32 },
         Case { lora: true, update, ..F32 },
+        Case { lora: true, int8_base: true, precision, update, ..F32 },
     ]
 }
 
-pub(crate) fn tiny(lora: bool) -> ModelConfig {
+pub(crate) fn tiny(case: &Case) -> ModelConfig {
     let mut config = preset("mistral-7b").expect("a preset");
     config.vocab_size = 19;
     config.hidden_size = 8;
@@ -69,7 +73,10 @@ pub(crate) fn tiny(lora: bool) -> ModelConfig {
     config.intermediate_size = 12;
     config.max_positions = 8;
     config.initializer_range = 0.2;
-    if lora {
+    if case.int8_base {
+        config.base = BaseFormat::Quantized(QuantizedFormat::Int8);
+    }
+    if case.lora {
         let adapters = Adapters::new(&config, LoraOptions::new(3, 6.0)).expect("they fit");
         config.adapters = Some(adapters);
     }
@@ -93,7 +100,7 @@ pub(crate) fn train_options(case: &Case) -> TrainOptions {
 }
 
 pub(crate) fn trainer(case: &Case) -> Trainer<CpuPlanDevice> {
-    let (config, options) = (tiny(case.lora), train_options(case));
+    let (config, options) = (tiny(case), train_options(case));
     let task = training_task(&config, &options, MICRO_BATCHES).expect("a valid model");
     let profile = HardwareProfile {
         overhead_bytes: 0,

@@ -1,11 +1,14 @@
-//! The controller that learns: a recurrent state-space model sees every step, learns beside the run what becomes of jumps, and
-//! chooses whether to jump, and how far. It is a function of seed, steps and outcomes alone: no clock is read, and all of its state is in
+//! The controller that learns: a recurrent state-space model sees every step, learns beside the run what becomes of jumps, imagines what
+//! would follow those that it can choose, and chooses whether to jump, and how far. It is a function of seed, steps and outcomes alone: no clock is read, and all of its state is in
 //! the checkpoint.
 
 mod adam;
 mod calibration;
+mod choice;
+mod lanes;
 mod network;
 mod observe;
+mod rollout;
 mod tape;
 
 pub(crate) use calibration::Calibration;
@@ -13,14 +16,16 @@ pub(crate) use calibration::Calibration;
 use super::phases::Phase;
 use super::updates::UpdatesSeen;
 use adam::Adam;
-use network::{ACTED, Network, OBSERVED, Tick};
+use choice::{Prospect, Terms, prospects};
+use network::{ACTED, Network, OBSERVED, Tick, learners, words_of};
 use observe::Seen;
+use rollout::{LENGTHS, Question, Rollouts};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use tape::Outcome;
 
 /// Lengths that are chosen from, in lengths of `tau`.
-const FACTORS: [f32; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+const FACTORS: [f32; LENGTHS] = [0.25, 0.5, 1.0, 2.0, 4.0];
 
 /// Ticks that it remembers.
 const TICKS: usize = 256;
@@ -30,6 +35,12 @@ const SEQUENCE: usize = 12;
 
 /// It learns from a sequence after so many steps.
 const LEARN_EVERY: u32 = 4;
+
+/// Steps after a correction that it imagines, too: the first ones show whether jumps were undone.
+const AFTER_CORRECTION: u64 = 4;
+
+/// Steps that it imagines, at most.
+const HORIZON_MAX: u64 = 16;
 
 /// A jump is made if at least this share of those that it was as sure of was accepted.
 const CONFIDENCE: f64 = 0.5;
@@ -44,7 +55,7 @@ const CHANGE_SCALE: f64 = 50.0;
 const CHANGE_MAX: f64 = 5.0;
 
 /// Numbers of a tick in a checkpoint.
-const TICK_NUMBERS: usize = ACTED + OBSERVED + 4;
+const TICK_NUMBERS: usize = ACTED + OBSERVED + 6;
 
 /// What a controller expects of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +66,13 @@ pub struct Expectation {
     pub change: f64,
     /// Standard deviation of that.
     pub deviation: f64,
+    /// By how much more the logarithm of the loss falls than by steps of the same time, as the ensemble imagines it; mean over its
+    /// members.
+    #[serde(default)]
+    pub gain: f64,
+    /// Standard error of that mean.
+    #[serde(default)]
+    pub disagreement: f64,
 }
 
 /// A jump that it chose.
@@ -77,12 +95,29 @@ pub(super) struct StepSeen {
     pub(super) updates: UpdatesSeen,
 }
 
+/// What a run says of its jumps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Settings {
+    /// The middle of the lengths.
+    pub(super) tau: f32,
+    /// What a prediction costs, in steps.
+    pub(super) cost_steps: f64,
+    /// Steps of a correction.
+    pub(super) correct: u64,
+}
+
+impl Settings {
+    /// Steps that are imagined.
+    fn horizon(&self) -> usize {
+        self.correct.saturating_add(AFTER_CORRECTION).min(HORIZON_MAX) as usize
+    }
+}
+
 pub(super) struct Rssm {
     network: Network,
     seed: u64,
-    tau: f32,
-    /// What a prediction costs, in steps.
-    cost_steps: f64,
+    settings: Settings,
+    rollouts: Rollouts,
     adam: Adam,
     /// Steps seen, and decisions made.
     steps: u32,
@@ -93,14 +128,14 @@ pub(super) struct Rssm {
 }
 
 impl Rssm {
-    pub(super) fn new(seed: u64, tau: f32, cost_steps: f64) -> Rssm {
+    pub(super) fn new(seed: u64, settings: Settings) -> Rssm {
         let network = Network::new();
         Rssm {
             adam: Adam::new(network.initial(seed)),
             network,
             seed,
-            tau,
-            cost_steps,
+            settings,
+            rollouts: Rollouts::new(),
             steps: 0,
             decisions: 0,
             ticks: VecDeque::with_capacity(TICKS),
@@ -111,11 +146,12 @@ impl Rssm {
 
     /// Sees a step, and learns now and then.
     pub(super) fn see(&mut self, step: &StepSeen) {
-        let (action, observation) = self.seen.step(step);
+        let (action, observation, excess) = self.seen.step(step);
         if self.ticks.len() == TICKS {
             self.ticks.pop_front();
         }
-        self.ticks.push_back(Tick { action, observation, jump: None });
+        let learners = learners(self.seed, self.steps);
+        self.ticks.push_back(Tick { action, observation, excess, learners, jump: None });
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(LEARN_EVERY) {
             let ticks = self.lesson();
@@ -133,33 +169,42 @@ impl Rssm {
         let last = match is_newest {
             true => self.ticks.len() - 1,
             false => {
-                let share = network::uniform(self.seed, self.steps, 2, 0);
+                let share = network::uniform(self.seed, self.steps, words_of::JUMP, 0);
                 jumps[((share * jumps.len() as f32) as usize).min(jumps.len() - 1)]
             }
         };
-        self.up_to(last)
-    }
-
-    fn up_to(&self, last: usize) -> Vec<Tick> {
         let first = (last + 1).saturating_sub(SEQUENCE);
         self.ticks.range(first..=last).copied().collect()
     }
 
+    /// What jumps of each length promise.
+    fn imagine(&mut self) -> [Prospect; LENGTHS] {
+        let horizon = self.settings.horizon();
+        let question = Question {
+            lengths: FACTORS.map(f32::ln),
+            correct: usize::try_from(self.settings.correct).unwrap_or(usize::MAX),
+            horizon,
+            bits: (self.seed, self.steps),
+        };
+        let ticks = self.ticks.range(self.ticks.len().saturating_sub(SEQUENCE)..);
+        let parameters = self.adam.parameters();
+        let imagined = self.rollouts.imagine(&self.network, parameters, ticks, &question);
+        let cost_steps = self.settings.cost_steps;
+        let fall_per_step = self.seen.fall_per_step();
+        prospects(&imagined, &Terms { fall_per_step, horizon, cost_steps })
+    }
+
     /// The jump that promises the largest fall of the loss for its cost; none if full steps promise more, or if it is not sure.
     pub(super) fn choose(&mut self) -> Option<Chosen> {
-        let last = self.ticks.len().checked_sub(1)?;
+        if self.ticks.is_empty() {
+            return None;
+        }
         let decision = self.decisions;
         self.decisions = decision.wrapping_add(1);
-        let lengths = FACTORS.map(f32::ln);
-        let bits = (self.seed, self.steps.wrapping_add(1 << 31));
-        let found = self.network.expect(self.adam.parameters(), &self.up_to(last), bits, &lengths);
+        let found = self.imagine();
         let chosen = |at: usize| Chosen {
-            tau: self.tau * FACTORS[at],
-            expected: Expectation {
-                acceptance: f64::from(found[at].acceptance),
-                change: f64::from(found[at].change) / CHANGE_SCALE,
-                deviation: f64::from(found[at].deviation) / CHANGE_SCALE,
-            },
+            tau: self.settings.tau * FACTORS[at],
+            expected: found[at].expected,
         };
         // Each length once at first; later the lengths in turn, so that it goes on to learn.
         if (decision as usize) < FACTORS.len() {
@@ -169,14 +214,12 @@ impl Rssm {
         if decision.is_multiple_of(EXPLORE_EVERY) {
             return Some(chosen((decision / EXPLORE_EVERY) as usize % FACTORS.len()));
         }
-        let gain = |chosen: &Chosen| -chosen.expected.acceptance * chosen.expected.change;
-        let all = (0..FACTORS.len()).map(chosen);
-        let best = all.max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
-        let acceptance = best.expected.acceptance as f32;
-        let is_sure = self.calibration.observed_acceptance(acceptance) >= CONFIDENCE
-            && f64::from(acceptance) >= CONFIDENCE;
-        let of_steps = self.seen.fall_per_step() * self.cost_steps;
-        (is_sure && gain(&best) > of_steps).then_some(best)
+        let gain = |at: usize| found[at].expected.gain;
+        let best = (0..LENGTHS).max_by(|&a, &b| gain(a).total_cmp(&gain(b)))?;
+        let (acceptance, gain) = found[best].agreed();
+        let observed = self.calibration.observed_acceptance(found[best].expected.acceptance as f32);
+        let is_sure = acceptance >= CONFIDENCE && observed >= CONFIDENCE;
+        (is_sure && gain > 0.0).then(|| chosen(best))
     }
 
     /// What became of a jump: the loss before and after it.
@@ -192,7 +235,7 @@ impl Rssm {
         let limit = CHANGE_MAX / CHANGE_SCALE;
         let change = if change.is_nan() { limit } else { change.clamp(-limit, limit) };
         let scaled = (change * CHANGE_SCALE) as f32;
-        let length = (chosen.tau / self.tau).ln();
+        let length = (chosen.tau / self.settings.tau).ln();
         if let Some(tick) = self.ticks.back_mut() {
             tick.jump = Some((length, Outcome { change: scaled, accepted }));
         }
@@ -221,6 +264,7 @@ impl Rssm {
         [self.adam.steps(), self.steps, self.decisions, ticks].into_iter().for_each(|n| out.u32(n));
         for tick in &self.ticks {
             tick.action.iter().chain(&tick.observation).for_each(|&value| out.f32(value));
+            [tick.excess, f32::from(tick.learners)].into_iter().for_each(|value| out.f32(value));
             let jump = match tick.jump {
                 None => [0.0; 4],
                 Some((length, Outcome { change, accepted })) => {
@@ -243,13 +287,16 @@ impl Rssm {
         (self.steps, self.decisions) = (steps, decisions);
         let all: Vec<Vec<f32>> = (0..TICKS).map(|_| from.f32s(TICK_NUMBERS)).collect();
         let tick = |numbers: &Vec<f32>| {
-            let mut tick = Tick { action: [0.0; ACTED], observation: [0.0; OBSERVED], jump: None };
-            tick.action.copy_from_slice(&numbers[..ACTED]);
-            tick.observation.copy_from_slice(&numbers[ACTED..ACTED + OBSERVED]);
-            let jump = &numbers[ACTED + OBSERVED..];
-            let outcome = Outcome { change: jump[2], accepted: jump[3] > 0.5 };
-            tick.jump = (jump[0] > 0.5).then_some((jump[1], outcome));
-            tick
+            let (action, rest) = numbers.split_at(ACTED);
+            let (observation, rest) = rest.split_at(OBSERVED);
+            let outcome = Outcome { change: rest[4], accepted: rest[5] > 0.5 };
+            Tick {
+                action: std::array::from_fn(|at| action[at]),
+                observation: std::array::from_fn(|at| observation[at]),
+                excess: rest[0],
+                learners: rest[1] as u8,
+                jump: (rest[2] > 0.5).then_some((rest[3], outcome)),
+            }
         };
         self.ticks = all.iter().take(ticks as usize).map(tick).collect();
         self.seen = Seen::from_numbers(&from.f32s(observe::NUMBERS));
@@ -309,50 +356,80 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn step(number: u32) -> StepSeen {
-        let loss = 3.0 * (-0.01 * number as f32).exp() + 0.1 * (number % 3) as f32;
-        StepSeen {
-            loss,
-            gradient_norm: 1.0 + 0.1 * (number % 5) as f32,
-            learning_rate: 1e-3,
-            progress: number as f32 / 400.0,
-            phase: Phase::Full,
-            updates: UpdatesSeen::default(),
+    /// A run in which jumps longer than `tau` are refused.
+    #[derive(Clone, Copy)]
+    struct World {
+        /// How much of what an accepted jump gains on the probe the steps after it show.
+        share: f32,
+        /// What jumps have gained, of the logarithm of the loss.
+        gained: f32,
+        is_correcting: bool,
+    }
+
+    const LASTING: World = World { share: 1.0, gained: 0.0, is_correcting: false };
+
+    impl World {
+        fn step(&mut self, number: u32) -> StepSeen {
+            let noise = 0.02 * (number % 3) as f32;
+            let phase = if self.is_correcting { Phase::Correct } else { Phase::Full };
+            self.is_correcting = false;
+            StepSeen {
+                loss: 3.0 * (noise - 0.005 * number as f32 - self.gained).exp(),
+                gradient_norm: 1.0 + 0.1 * (number % 5) as f32,
+                learning_rate: 1e-3,
+                progress: number as f32 / 800.0,
+                phase,
+                updates: UpdatesSeen::default(),
+            }
+        }
+
+        /// Decisions from one step to another.
+        fn run(&mut self, rssm: &mut Rssm, steps: std::ops::Range<u32>) -> Vec<Option<Chosen>> {
+            let mut decisions = Vec::new();
+            for number in steps {
+                rssm.see(&self.step(number));
+                if number % 5 == 4 {
+                    let chosen = rssm.choose();
+                    if let Some(chosen) = &chosen {
+                        let accepted = chosen.tau <= 1.0;
+                        let fall = if accepted { 0.03 * chosen.tau } else { -0.02 };
+                        let after = 2.0 * f64::from(-fall).exp();
+                        rssm.learn_outcome(chosen, 2.0, after, accepted);
+                        if accepted {
+                            self.is_correcting = true;
+                            self.gained += self.share * fall;
+                        }
+                        rssm.judged(accepted);
+                    }
+                    decisions.push(chosen);
+                }
+            }
+            decisions
         }
     }
 
-    /// Decisions of a run in which jumps longer than `tau` are refused, from one step to another.
-    fn run(rssm: &mut Rssm, steps: std::ops::Range<u32>) -> Vec<Option<Chosen>> {
-        let mut decisions = Vec::new();
-        for number in steps {
-            rssm.see(&step(number));
-            if number % 5 == 4 {
-                let chosen = rssm.choose();
-                if let Some(chosen) = &chosen {
-                    let accepted = chosen.tau <= 1.0;
-                    let after =
-                        if accepted { 2.0 * (1.0 - 0.02 * f64::from(chosen.tau)) } else { 2.05 };
-                    rssm.learn_outcome(chosen, 2.0, after, accepted);
-                    rssm.judged(accepted);
-                }
-                decisions.push(chosen);
-            }
-        }
-        decisions
+    fn rssm(seed: u64, cost_steps: f64) -> Rssm {
+        Rssm::new(seed, Settings { tau: 1.0, cost_steps, correct: 1 })
+    }
+
+    /// Lengths that it chose; tries excepted.
+    fn chosen(decisions: &[Option<Chosen>], range: std::ops::Range<usize>) -> Vec<f32> {
+        let late = range.filter(|decision| !decision.is_multiple_of(4));
+        late.filter_map(|decision| decisions[decision].map(|chosen| chosen.tau)).collect()
     }
 
     #[test]
     fn it_goes_on_from_its_state_bit_by_bit() {
-        let mut whole = Rssm::new(9, 1.0, 1.0);
-        let all = run(&mut whole, 0..60);
+        let mut whole = rssm(9, 1.0);
+        let all = LASTING.clone().run(&mut whole, 0..60);
         for stop in [1, 13, 33, 34] {
-            let mut first = Rssm::new(9, 1.0, 1.0);
-            run(&mut first, 0..stop);
+            let (mut first, mut world) = (rssm(9, 1.0), LASTING);
+            world.run(&mut first, 0..stop);
             let mut bytes = vec![0; Rssm::state_bytes()];
             first.write(&mut bytes);
-            let mut second = Rssm::new(9, 1.0, 1.0);
+            let mut second = rssm(9, 1.0);
             second.read(&bytes);
-            let rest = run(&mut second, stop..60);
+            let rest = world.run(&mut second, stop..60);
             assert_eq!(rest, all[all.len() - rest.len()..], "stopped after {stop}");
             let bytes_of = |rssm: &Rssm| {
                 let mut bytes = vec![0; Rssm::state_bytes()];
@@ -365,25 +442,31 @@ mod tests {
 
     #[test]
     fn it_tries_each_length_and_then_chooses_what_helps() {
-        let mut rssm = Rssm::new(4, 1.0, 0.01);
-        let decisions = run(&mut rssm, 0..400);
+        let mut rssm = rssm(4, 0.01);
+        let decisions = LASTING.clone().run(&mut rssm, 0..400);
         let first: Vec<f32> = decisions[..5].iter().flatten().map(|chosen| chosen.tau).collect();
         assert_eq!(first, [1.0, 0.5, 2.0, 0.25, 4.0]);
-        let chosen = |range: std::ops::Range<usize>| -> Vec<f32> {
-            let late = range.filter(|decision| !decision.is_multiple_of(4));
-            late.filter_map(|decision| decisions[decision].map(|chosen| chosen.tau)).collect()
-        };
-        let late = chosen(50..80);
+        let late = chosen(&decisions, 50..80);
         let good = late.iter().filter(|tau| **tau <= 1.0).count();
         assert!(late.len() >= 15 && good * 10 >= late.len() * 9, "{late:?}");
-        let (_, brier) = (late, rssm.calibration.brier().expect("jumps"));
+        let brier = rssm.calibration.brier().expect("jumps");
         assert!(brier < 0.2, "{brier}");
+    }
+
+    /// The probe accepts the same jumps as above, but the steps after them show that they do harm.
+    #[test]
+    fn jumps_that_harm_the_steps_after_them_are_not_made() {
+        let mut world = World { share: -1.0, ..LASTING };
+        let decisions = world.run(&mut rssm(4, 0.01), 0..400);
+        assert!(decisions[..5].iter().all(Option::is_some), "it tries them");
+        let late = chosen(&decisions, 50..80);
+        assert!(late.len() <= 2, "{late:?}");
     }
 
     #[test]
     fn jumps_that_cost_more_than_they_bring_are_not_made() {
-        let mut rssm = Rssm::new(4, 1.0, 1e6);
-        let decisions = run(&mut rssm, 0..200);
+        let mut rssm = rssm(4, 1e6);
+        let decisions = LASTING.clone().run(&mut rssm, 0..200);
         for (number, decision) in decisions.iter().enumerate().skip(5) {
             assert_eq!(
                 decision.is_some(),

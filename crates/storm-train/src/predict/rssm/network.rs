@@ -1,19 +1,26 @@
 //! The recurrent state-space model: a GRU whose state is joined by categorical latents. The posterior sees the observation of a
-//! step, the prior does not. From both states come the observation again, and what would become of a jump of some length.
+//! step, the prior does not. From both states come the observation again and, by an ensemble of heads, what a step adds to the
+//! loss and what would become of a jump of some length.
 
-use super::tape::{Matrix, Node, Outcome, Tape, sigmoid};
+use super::tape::{Matrix, Node, Outcome, Tape};
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
 /// Numbers of an observation.
 pub(super) const OBSERVED: usize = 22;
 /// Numbers that say what was done before a step.
 pub(super) const ACTED: usize = 3;
-const HIDDEN: usize = 32;
-const GROUPS: usize = 32;
-const CLASSES: usize = 16;
-const LATENT: usize = GROUPS * CLASSES;
-const HEAD: usize = 16;
+pub(super) const HIDDEN: usize = 32;
+pub(super) const GROUPS: usize = 32;
+pub(super) const CLASSES: usize = 16;
+pub(super) const LATENT: usize = GROUPS * CLASSES;
+pub(super) const HEAD: usize = 16;
 const OUTPUTS: usize = 3;
+
+/// Members of the ensemble. They share the dynamics, which has nearly all parameters and takes nearly all of the time, and each has
+/// heads of its own, learns from other ticks, and draws latents of its own.
+pub(super) const MEMBERS: usize = 8;
+/// Share of the ticks that a member learns from.
+const LEARNED: f32 = 0.8;
 
 /// Shares of the divergence that pull the posterior and the prior.
 const BALANCE: [f32; 2] = [0.2, 0.8];
@@ -23,22 +30,41 @@ const FREE: f32 = 1.0;
 /// No parameter of a model has this stream.
 const STREAM: u16 = u16::MAX;
 
+/// What random words are for.
+pub(super) mod words_of {
+    pub(in super::super) const INITIAL: u16 = 0;
+    pub(in super::super) const LESSON: u16 = 1;
+    pub(in super::super) const JUMP: u16 = 2;
+    pub(in super::super) const ROLLOUT: u16 = 3;
+    pub(in super::super) const LEARNERS: u16 = 4;
+}
+
 /// Where parameters are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
-    latent_in: Matrix,
-    action_in: Matrix,
-    bias_in: usize,
+    pub(super) latent_in: Matrix,
+    pub(super) action_in: Matrix,
+    pub(super) bias_in: usize,
     /// Of the input and of the state, for reset, update and candidate.
-    gates: [(Matrix, Matrix, usize); 3],
-    prior: (Matrix, usize),
-    posterior: (Matrix, Matrix, usize),
-    trunk: (Matrix, Matrix, usize),
+    pub(super) gates: [(Matrix, Matrix, usize); 3],
+    pub(super) prior: (Matrix, usize),
+    pub(super) posterior: (Matrix, Matrix, usize),
+    pub(super) trunk: (Matrix, Matrix, usize),
     decoder: (Matrix, usize),
-    head: (Matrix, Matrix, usize),
-    outputs: (Matrix, usize),
+    pub(super) members: [Member; MEMBERS],
     /// Of all.
     pub(super) parameters: usize,
+}
+
+/// The heads of a member of the ensemble.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Of trunk and length: what becomes of a jump.
+    pub(super) jump: (Matrix, Matrix, usize),
+    pub(super) outputs: (Matrix, usize),
+    /// Of the GRU's state, which has not seen the step yet, and of what was done before it: what the step adds to the logarithm of the
+    /// loss beyond its trend.
+    pub(super) step: (Matrix, Matrix, usize),
 }
 
 /// Hands out places for parameters.
@@ -57,29 +83,30 @@ impl Places {
     }
 }
 
-/// What a jump would come to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Expected {
-    /// Of the logarithm of the loss, scaled.
-    pub(super) change: f32,
-    pub(super) deviation: f32,
-    /// Probability that it is accepted.
-    pub(super) acceptance: f32,
-}
-
 /// A step: what was done before it, what was seen, and what became of the jump after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tick {
     pub(super) action: [f32; ACTED],
     pub(super) observation: [f32; OBSERVED],
+    /// What the step added to the logarithm of the loss beyond its trend and the jump before it, scaled.
+    pub(super) excess: f32,
+    /// Members that learn from it, a bit for each.
+    pub(super) learners: u8,
     /// The length of a jump after it, as a feature, and what became of it.
     pub(super) jump: Option<(f32, Outcome)>,
 }
 
 /// The state after some ticks.
-struct State {
-    hidden: Node,
-    latent: Node,
+pub(super) struct State {
+    pub(super) hidden: Node,
+    pub(super) latent: Node,
+}
+
+impl State {
+    /// Before the first tick.
+    pub(super) fn zeros(tape: &mut Tape<'_>) -> State {
+        State { hidden: tape.input(&[0.0; HIDDEN]), latent: tape.input(&[0.0; LATENT]) }
+    }
 }
 
 impl Network {
@@ -98,8 +125,11 @@ impl Network {
         let trunk =
             (places.matrix(HIDDEN, HIDDEN), places.matrix(HIDDEN, LATENT), places.bias(HIDDEN));
         let decoder = (places.matrix(OBSERVED, HIDDEN), places.bias(OBSERVED));
-        let head = (places.matrix(HEAD, HIDDEN), places.matrix(HEAD, 2), places.bias(HEAD));
-        let outputs = (places.matrix(OUTPUTS, HEAD), places.bias(OUTPUTS));
+        let members = [(); MEMBERS].map(|()| Member {
+            jump: (places.matrix(HEAD, HIDDEN), places.matrix(HEAD, 2), places.bias(HEAD)),
+            outputs: (places.matrix(OUTPUTS, HEAD), places.bias(OUTPUTS)),
+            step: (places.matrix(1, HIDDEN), places.matrix(1, ACTED), places.bias(1)),
+        });
         Network {
             latent_in,
             action_in,
@@ -109,33 +139,36 @@ impl Network {
             posterior,
             trunk,
             decoder,
-            head,
-            outputs,
+            members,
             parameters: places.0,
         }
     }
 
-    /// Uniform, by the number of inputs; biases are zero.
+    /// Uniform, by the number of inputs. Biases are zero, and so are heads of steps: before they have learned, the loss is expected to
+    /// follow its trend.
     pub(super) fn initial(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameters];
         let mut matrices = vec![self.latent_in, self.action_in];
         matrices.extend(self.gates.iter().flat_map(|&(a, b, _)| [a, b]));
         matrices.extend([self.prior.0, self.posterior.0, self.posterior.1]);
         matrices.extend([self.trunk.0, self.trunk.1, self.decoder.0]);
-        matrices.extend([self.head.0, self.head.1, self.outputs.0]);
+        for Member { jump, outputs, .. } in &self.members {
+            matrices.extend([jump.0, jump.1, outputs.0]);
+        }
         for Matrix { at, rows, columns } in matrices {
             // Of a latent, one class of each group is in.
             let inputs = if columns == LATENT { GROUPS } else { columns };
             let scale = 1.0 / (inputs as f32).sqrt();
             let of_matrix = parameters[at..at + rows * columns].iter_mut();
             for (index, parameter) in of_matrix.enumerate() {
-                *parameter = scale * (2.0 * uniform(seed, 0, 0, at + index) - 1.0);
+                *parameter = scale * (2.0 * uniform(seed, 0, words_of::INITIAL, at + index) - 1.0);
             }
         }
         parameters
     }
 
-    fn step(&self, tape: &mut Tape<'_>, state: &State, action: &[f32]) -> Node {
+    /// The next state of the GRU.
+    pub(super) fn step(&self, tape: &mut Tape<'_>, state: &State, action: &[f32]) -> Node {
         let action = tape.input(action);
         let of_latent = tape.linear(self.latent_in, state.latent);
         let of_action = tape.linear(self.action_in, action);
@@ -162,7 +195,13 @@ impl Network {
         tape.add(old, new)
     }
 
-    fn posterior(&self, tape: &mut Tape<'_>, hidden: Node, observation: &[f32]) -> Node {
+    pub(super) fn prior(&self, tape: &mut Tape<'_>, hidden: Node) -> Node {
+        let logits = tape.linear(self.prior.0, hidden);
+        let logits = tape.bias(self.prior.1, logits);
+        tape.categorical(CLASSES, logits)
+    }
+
+    pub(super) fn posterior(&self, tape: &mut Tape<'_>, hidden: Node, observation: &[f32]) -> Node {
         let (of_hidden, of_observation, bias) = self.posterior;
         let observation = tape.input(observation);
         let a = tape.linear(of_hidden, hidden);
@@ -172,7 +211,7 @@ impl Network {
         tape.categorical(CLASSES, logits)
     }
 
-    fn trunk(&self, tape: &mut Tape<'_>, state: &State) -> Node {
+    pub(super) fn trunk(&self, tape: &mut Tape<'_>, state: &State) -> Node {
         let (of_hidden, of_latent, bias) = self.trunk;
         let a = tape.linear(of_hidden, state.hidden);
         let b = tape.linear(of_latent, state.latent);
@@ -181,88 +220,93 @@ impl Network {
         tape.tanh(sum)
     }
 
-    fn heads(&self, tape: &mut Tape<'_>, trunk: Node, length: f32) -> Node {
-        let (of_trunk, of_length, bias) = self.head;
+    /// What a jump of some length comes to, by a member: mean, logarithm of the variance, logit of acceptance.
+    pub(super) fn jump(tape: &mut Tape<'_>, member: &Member, trunk: Node, length: f32) -> Node {
+        let (of_trunk, of_length, bias) = member.jump;
         let length = tape.input(&[length, length * length]);
         let a = tape.linear(of_trunk, trunk);
         let b = tape.linear(of_length, length);
         let sum = tape.add(a, b);
         let sum = tape.bias(bias, sum);
         let hidden = tape.tanh(sum);
-        let outputs = tape.linear(self.outputs.0, hidden);
-        tape.bias(self.outputs.1, outputs)
+        let outputs = tape.linear(member.outputs.0, hidden);
+        tape.bias(member.outputs.1, outputs)
     }
 
-    /// Runs through ticks, from a state of zeros. Latents are drawn with bits of (seed, draw).
-    fn unroll<'p>(
+    /// What a step adds to the loss, by a member.
+    pub(super) fn excess(
+        tape: &mut Tape<'_>,
+        member: &Member,
+        hidden: Node,
+        action: &[f32; ACTED],
+    ) -> Node {
+        let (of_hidden, of_action, bias) = member.step;
+        let action = tape.input(action);
+        let a = tape.linear(of_hidden, hidden);
+        let b = tape.linear(of_action, action);
+        let sum = tape.add(a, b);
+        tape.bias(bias, sum)
+    }
+
+    /// Mean loss of a tick, and its gradients. Ticks follow a state of zeros, and latents are drawn with bits of (seed, draw).
+    pub(super) fn learn(
         &self,
-        parameters: &'p [f32],
+        parameters: &[f32],
         ticks: &[Tick],
         (seed, draw): (u64, u32),
-    ) -> (Tape<'p>, State) {
+    ) -> (f32, Vec<f32>) {
         let mut tape = Tape::new(parameters);
-        let (hidden, latent) = (tape.input(&[0.0; HIDDEN]), tape.input(&[0.0; LATENT]));
-        let mut state = State { hidden, latent };
+        let mut state = State::zeros(&mut tape);
         for (place, tick) in ticks.iter().enumerate() {
             let hidden = self.step(&mut tape, &state, &tick.action);
-            let logits = tape.linear(self.prior.0, hidden);
-            let logits = tape.bias(self.prior.1, logits);
-            let prior = tape.categorical(CLASSES, logits);
+            let prior = self.prior(&mut tape, hidden);
             let posterior = self.posterior(&mut tape, hidden, &tick.observation);
             tape.divergence(posterior, prior, BALANCE, FREE);
-            let drawn = drawn(tape.value(posterior), (seed, draw), place);
+            let drawn = drawn(tape.value(posterior), |group| {
+                uniform(seed, draw, words_of::LESSON, place * GROUPS + group)
+            });
             let latent = tape.sample(posterior, &drawn);
             state = State { hidden, latent };
             let trunk = self.trunk(&mut tape, &state);
             let decoded = tape.linear(self.decoder.0, trunk);
             let decoded = tape.bias(self.decoder.1, decoded);
-            tape.squares(decoded, &tick.observation);
-            if let Some((length, outcome)) = tick.jump {
-                let heads = self.heads(&mut tape, trunk, length);
-                tape.outcome(heads, outcome);
-            }
+            tape.squares(decoded, &tick.observation, 1.0);
+            self.teach(&mut tape, hidden, trunk, tick);
         }
-        (tape, state)
-    }
-
-    /// Mean loss of a tick, and its gradients.
-    pub(super) fn learn(
-        &self,
-        parameters: &[f32],
-        ticks: &[Tick],
-        bits: (u64, u32),
-    ) -> (f32, Vec<f32>) {
-        let (tape, _) = self.unroll(parameters, ticks, bits);
         let count = ticks.len().max(1) as f32;
         let mut gradients = tape.gradients();
         gradients.iter_mut().for_each(|gradient| *gradient /= count);
         (tape.loss() / count, gradients)
     }
 
-    /// What jumps of these lengths after the last tick would come to.
-    pub(super) fn expect(
-        &self,
-        parameters: &[f32],
-        ticks: &[Tick],
-        bits: (u64, u32),
-        lengths: &[f32],
-    ) -> Vec<Expected> {
-        let (mut tape, state) = self.unroll(parameters, ticks, bits);
-        let trunk = self.trunk(&mut tape, &state);
-        let of = |&length: &f32| {
-            let heads = self.heads(&mut tape, trunk, length);
-            let [change, log_variance, logit] = [0, 1, 2].map(|at| tape.value(heads)[at]);
-            Expected { change, deviation: (0.5 * log_variance).exp(), acceptance: sigmoid(logit) }
-        };
-        lengths.iter().map(of).collect()
+    /// The losses of those members that learn from a tick.
+    fn teach(&self, tape: &mut Tape<'_>, hidden: Node, trunk: Node, tick: &Tick) {
+        const WEIGHT: f32 = 1.0 / MEMBERS as f32;
+        for (number, member) in self.members.iter().enumerate() {
+            if tick.learners >> number & 1 == 0 {
+                continue;
+            }
+            let excess = Network::excess(tape, member, hidden, &tick.action);
+            tape.squares(excess, &[tick.excess], WEIGHT);
+            if let Some((length, outcome)) = tick.jump {
+                let jump = Network::jump(tape, member, trunk, length);
+                tape.outcome(jump, outcome, WEIGHT);
+            }
+        }
     }
 }
 
-/// One class of each group, by its probability.
-fn drawn(probabilities: &[f32], (seed, draw): (u64, u32), place: usize) -> Vec<f32> {
+/// The members that learn from the tick of a step, a bit for each.
+pub(super) fn learners(seed: u64, step: u32) -> u8 {
+    let learns = |member| uniform(seed, step, words_of::LEARNERS, member) < LEARNED;
+    (0..MEMBERS).fold(0, |bits, member| bits | u8::from(learns(member)) << member)
+}
+
+/// One class of each group, by its probability and a number from 0 to 1.
+pub(super) fn drawn(probabilities: &[f32], uniform: impl Fn(usize) -> f32) -> Vec<f32> {
     let mut sample = vec![0.0; probabilities.len()];
     for (group, of_group) in probabilities.chunks_exact(CLASSES).enumerate() {
-        let mut left = uniform(seed, draw, 1, place * GROUPS + group);
+        let mut left = uniform(group);
         let mut class = CLASSES - 1;
         for (at, probability) in of_group.iter().enumerate() {
             left -= probability;
@@ -277,45 +321,74 @@ fn drawn(probabilities: &[f32], (seed, draw): (u64, u32), place: usize) -> Vec<f
 }
 
 /// From 0 to 1, by counters alone.
-pub(super) fn uniform(seed: u64, draw: u32, layer: u16, index: usize) -> f32 {
-    let stream = Stream { tensor: STREAM, layer };
-    let block = words(Seed { seed, step: draw }, Purpose::Prediction, stream, index as u64 / 4);
-    (block[index % 4] >> 8) as f32 / (1 << 24) as f32
+pub(super) fn uniform(seed: u64, draw: u32, words_of: u16, index: usize) -> f32 {
+    uniforms(seed, draw, words_of, index / 4)[index % 4]
+}
+
+/// Those of the indices 4·block to 4·block + 3.
+pub(super) fn uniforms(seed: u64, draw: u32, words_of: u16, block: usize) -> [f32; 4] {
+    let stream = Stream { tensor: STREAM, layer: words_of };
+    let words = words(Seed { seed, step: draw }, Purpose::Prediction, stream, block as u64);
+    words.map(|word| (word >> 8) as f32 / (1 << 24) as f32)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::adam::Adam;
+    use super::super::rollout::{LENGTHS, Question, Rollouts};
     use super::*;
 
     fn tick(number: usize, jump: Option<(f32, Outcome)>) -> Tick {
         let value = |at: usize| ((number * 7 + at * 3) % 11) as f32 / 11.0 - 0.5;
-        let mut tick = Tick { action: [0.0; ACTED], observation: [0.0; OBSERVED], jump };
-        tick.action.iter_mut().enumerate().for_each(|(at, v)| *v = value(at));
-        tick.observation.iter_mut().enumerate().for_each(|(at, v)| *v = value(at + 5));
-        tick
+        Tick {
+            action: std::array::from_fn(value),
+            observation: std::array::from_fn(|at| value(at + 5)),
+            excess: 0.5 * value(5),
+            learners: learners(5, number as u32),
+            jump,
+        }
     }
 
     #[test]
-    fn draws_follow_their_probabilities_and_counters() {
+    fn draws_follow_their_probabilities() {
         let mut probabilities = vec![0.1 / 15.0; LATENT];
         probabilities.iter_mut().step_by(CLASSES).for_each(|p| *p = 0.9);
         let count = |draw: u32| -> f32 {
-            let sample = drawn(&probabilities, (3, draw), 0);
+            let sample = drawn(&probabilities, |group| uniform(3, draw, words_of::LESSON, group));
             assert_eq!(sample.iter().sum::<f32>(), GROUPS as f32, "one of each group");
             sample.iter().step_by(CLASSES).sum()
         };
         let total: f32 = (0..50).map(count).sum();
         assert!((0.87..0.93).contains(&(total / 1600.0)), "{total}");
-        assert_eq!(drawn(&probabilities, (3, 7), 2), drawn(&probabilities, (3, 7), 2));
-        assert_ne!(drawn(&probabilities, (3, 7), 2), drawn(&probabilities, (3, 8), 2));
-        assert_ne!(drawn(&probabilities, (3, 7), 2), drawn(&probabilities, (4, 7), 2));
+        let last = drawn(&probabilities, |_| 1.0 - f32::EPSILON);
+        assert_eq!(last[CLASSES - 1], 1.0);
+    }
+
+    #[test]
+    fn members_learn_from_different_ticks() {
+        let of_step: Vec<u8> = (0..200).map(|step| learners(3, step)).collect();
+        for member in 0..MEMBERS {
+            let learned = of_step.iter().filter(|bits| **bits >> member & 1 == 1).count();
+            assert!((140..180).contains(&learned), "member {member}: {learned} of 200");
+        }
+        let network = Network::new();
+        let parameters = network.initial(5);
+        let outcome = Outcome { change: 0.5, accepted: true };
+        let one = Tick { learners: 0b100, ..tick(1, Some((0.5, outcome))) };
+        let (_, gradients) = network.learn(&parameters, &[one], (5, 0));
+        for (number, member) in network.members.iter().enumerate() {
+            let Matrix { at, rows, columns } = member.outputs.0;
+            let of_jump = gradients[at..at + rows * columns].iter().any(|g| *g != 0.0);
+            let of_step = gradients[member.step.2] != 0.0;
+            assert_eq!((of_jump, of_step), (number == 2, number == 2), "member {number}");
+        }
     }
 
     /// Jumps that are longer are refused, and shorter ones lower the loss.
     #[test]
     fn what_becomes_of_jumps_is_learned() {
         let network = Network::new();
-        let mut parameters = network.initial(5);
+        let mut adam = Adam::new(network.initial(5));
         let mut losses = Vec::new();
         for draw in 0..400_u32 {
             let ticks: Vec<Tick> = (0..4)
@@ -326,16 +399,19 @@ mod tests {
                     tick(draw as usize + place, Some((length, Outcome { change, accepted })))
                 })
                 .collect();
-            let (loss, gradients) = network.learn(&parameters, &ticks, (5, draw));
+            let (loss, gradients) = network.learn(adam.parameters(), &ticks, (5, draw));
             losses.push(loss);
-            for (parameter, gradient) in parameters.iter_mut().zip(gradients) {
-                *parameter -= 0.05 * gradient;
-            }
+            adam.step(&gradients);
         }
         assert!(losses[399] < losses[0] - 1.0, "{} to {}", losses[0], losses[399]);
         let ticks = [tick(1, None), tick(2, None)];
-        let found = network.expect(&parameters, &ticks, (5, 999), &[-1.0, 1.0]);
-        assert!(found[0].acceptance > 0.8 && found[1].acceptance < 0.2, "{found:?}");
-        assert!(found[0].change < -0.2 && found[1].change > 0.4, "{found:?}");
+        let mut lengths = [1.0; LENGTHS];
+        lengths[0] = -1.0;
+        let question = Question { lengths, correct: 0, horizon: 0, bits: (5, 999) };
+        let found = Rollouts::new().imagine(&network, adam.parameters(), ticks.iter(), &question);
+        for (short, long) in found.jumps[0].iter().zip(&found.jumps[1]) {
+            assert!(short.acceptance > 0.8 && long.acceptance < 0.2, "{short:?} {long:?}");
+            assert!(short.change < -0.2 && long.change > 0.4, "{short:?} {long:?}");
+        }
     }
 }

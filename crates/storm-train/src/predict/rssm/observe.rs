@@ -1,7 +1,7 @@
 //! What the controller sees of a step.
 
-use super::StepSeen;
 use super::network::{ACTED, OBSERVED};
+use super::{CHANGE_SCALE, StepSeen};
 use crate::predict::phases::Phase;
 use crate::predict::updates::UpdateSeen;
 
@@ -16,6 +16,9 @@ const KEEP: f32 = 0.9;
 
 /// Share of the trend that stays: losses of single steps are noisy.
 const TREND_KEEP: f32 = 0.98;
+
+/// What a step adds to the logarithm of the loss is so small.
+pub(super) const EXCESS_SCALE: f64 = 10.0;
 
 /// What was seen so far, as far as the next observation depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,8 +55,9 @@ impl Seen {
         Seen::from_numbers(&[0.0; NUMBERS])
     }
 
-    /// What was done before a step, and what it shows.
-    pub(super) fn step(&mut self, step: &StepSeen) -> ([f32; ACTED], [f32; OBSERVED]) {
+    /// What was done before a step, what it shows, and what it added to the logarithm of the loss beyond its trend and the jump before
+    /// it, scaled.
+    pub(super) fn step(&mut self, step: &StepSeen) -> ([f32; ACTED], [f32; OBSERVED], f32) {
         let (log_loss, log_norm) = (logarithm(step.loss), logarithm(step.gradient_norm));
         if self.any == 0.0 {
             (self.first_log_loss, self.log_loss) = (log_loss, log_loss);
@@ -61,6 +65,8 @@ impl Seen {
             self.any = 1.0;
         }
         let (change, norm_change) = (log_loss - self.log_loss, log_norm - self.log_norm);
+        let of_jump = self.jumped * self.change / CHANGE_SCALE as f32;
+        let excess = EXCESS_SCALE as f32 * (change - of_jump - self.trend);
         let off = change - self.slope;
         self.slope = KEEP * self.slope + (1.0 - KEEP) * change;
         self.trend = TREND_KEEP * self.trend + (1.0 - TREND_KEEP) * change;
@@ -93,12 +99,13 @@ impl Seen {
             let size = if *ratio > 0.0 { 0.25 * (logarithm(*ratio) + 7.0) } else { 0.0 };
             pair.copy_from_slice(&[*cosine, size]);
         }
-        (action, observation.map(|value| value.clamp(-5.0, 5.0)))
+        let within = |value: f32| value.clamp(-5.0, 5.0);
+        (action, observation.map(within), within(excess))
     }
 
-    /// By how much the logarithm of the loss falls in a full step; not negative.
+    /// By how much the logarithm of the loss falls in a step, as it goes on.
     pub(super) fn fall_per_step(&self) -> f64 {
-        f64::from(-self.trend).max(0.0)
+        f64::from(-self.trend)
     }
 
     pub(super) fn jump(&mut self, length: f32, change: f32, accepted: bool) {
@@ -151,5 +158,44 @@ impl Seen {
             jumped_length: numbers[13],
             trend: numbers[14],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::predict::updates::UpdatesSeen;
+
+    fn of(seen: &mut Seen, log_loss: f32) -> f32 {
+        let step = StepSeen {
+            loss: log_loss.exp(),
+            gradient_norm: 1.0,
+            learning_rate: 1e-3,
+            progress: 0.5,
+            phase: Phase::Full,
+            updates: UpdatesSeen::default(),
+        };
+        seen.step(&step).2
+    }
+
+    #[test]
+    fn what_a_step_adds_is_beyond_the_trend_and_the_jump() {
+        let mut seen = Seen::new();
+        assert_eq!(of(&mut seen, 1.0), 0.0, "the first step has none before it");
+        assert!((of(&mut seen, 0.9) + 1.0).abs() < 1e-4, "there is no trend yet");
+        for number in 2..400 {
+            of(&mut seen, 1.0 - 0.1 * number as f32);
+        }
+        assert!((seen.fall_per_step() - 0.1).abs() < 1e-3);
+        assert!(of(&mut seen, 1.0 - 40.0).abs() < 0.02, "as the trend has it");
+        // A jump lowers the loss by 0.04, and a step by 0.1 again.
+        let jump =
+            |seen: &mut Seen, accepted| seen.jump(0.0, -0.04 * CHANGE_SCALE as f32, accepted);
+        jump(&mut seen, true);
+        assert!(of(&mut seen, 1.0 - 40.14).abs() < 0.02);
+        jump(&mut seen, false);
+        assert!(of(&mut seen, 1.0 - 40.24).abs() < 0.02, "it was taken back");
+        assert!((of(&mut seen, 1.0 - 40.39) + 0.5).abs() < 0.03, "more than the trend");
+        assert_eq!(of(&mut seen, 3.0), 5.0, "within limits");
     }
 }

@@ -46,8 +46,8 @@ enum Op {
     Categorical(usize, Node, Node),
     /// The value is a sample, the gradient that of the probabilities.
     Sample(Node, Node),
-    /// Loss: half the squared distance from a target.
-    Squares(Node, Vec<f32>),
+    /// Loss: half the squared distance from a target, weighted.
+    Squares(Node, Vec<f32>, f32),
     /// Loss: the divergence of two lots of distributions. Gradients of the first and second are weighted, and are zero where the
     /// divergence is below the free amount.
     Divergence {
@@ -56,8 +56,8 @@ enum Op {
         weights: [f32; 2],
         is_free: bool,
     },
-    /// Loss of (mean, logarithm of the variance, logit of acceptance).
-    Outcome(Node, Outcome),
+    /// Loss of (mean, logarithm of the variance, logit of acceptance), weighted.
+    Outcome(Node, Outcome, f32),
 }
 
 /// What became of a jump.
@@ -104,7 +104,7 @@ impl<'p> Tape<'p> {
         debug_assert_eq!(columns, x.len);
         let weights = &self.parameters[at..at + rows * columns];
         let input = self.value(x);
-        let values = weights.chunks_exact(columns).map(|row| dot(row, input)).collect();
+        let values = products(weights, input);
         let out = self.output(values);
         self.ops.push(Op::Linear(matrix, x, out));
         out
@@ -171,10 +171,10 @@ impl<'p> Tape<'p> {
         out
     }
 
-    pub(super) fn squares(&mut self, x: Node, target: &[f32]) {
+    pub(super) fn squares(&mut self, x: Node, target: &[f32], weight: f32) {
         let squares = self.value(x).iter().zip(target).map(|(x, t)| 0.5 * (x - t).powi(2));
-        self.loss += squares.sum::<f32>();
-        self.ops.push(Op::Squares(x, target.to_vec()));
+        self.loss += weight * squares.sum::<f32>();
+        self.ops.push(Op::Squares(x, target.to_vec(), weight));
     }
 
     pub(super) fn divergence(
@@ -191,14 +191,14 @@ impl<'p> Tape<'p> {
         self.ops.push(Op::Divergence { posterior, prior, weights, is_free });
     }
 
-    pub(super) fn outcome(&mut self, heads: Node, outcome: Outcome) {
+    pub(super) fn outcome(&mut self, heads: Node, outcome: Outcome, weight: f32) {
         let [mean, log_variance, logit] = [0, 1, 2].map(|at| self.value(heads)[at]);
         let off = outcome.change - mean;
-        self.loss += 0.5 * (log_variance + off * off * (-log_variance).exp());
+        self.loss += weight * 0.5 * (log_variance + off * off * (-log_variance).exp());
         // ln(1 + e^x), without overflow.
         let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
-        self.loss += softplus - if outcome.accepted { logit } else { 0.0 };
-        self.ops.push(Op::Outcome(heads, outcome));
+        self.loss += weight * (softplus - if outcome.accepted { logit } else { 0.0 });
+        self.ops.push(Op::Outcome(heads, outcome, weight));
     }
 
     /// Gradients of the sum of all losses by the parameters.
@@ -270,9 +270,9 @@ impl<'p> Tape<'p> {
                 }
             }
             Op::Sample(x, out) => self.through(x, out, of, |_| 1.0),
-            Op::Squares(x, ref target) => {
+            Op::Squares(x, ref target, weight) => {
                 for (index, target) in target.iter().enumerate() {
-                    of[x.start + index] += self.values[x.start + index] - target;
+                    of[x.start + index] += weight * (self.values[x.start + index] - target);
                 }
             }
             Op::Divergence { is_free: true, .. } => {}
@@ -284,13 +284,13 @@ impl<'p> Tape<'p> {
                     of[prior.start + index] -= weights[1] * q / p;
                 }
             }
-            Op::Outcome(heads, outcome) => {
+            Op::Outcome(heads, outcome, weight) => {
                 let [mean, log_variance, logit] = [0, 1, 2].map(|at| self.values[heads.start + at]);
                 let (off, precision) = (outcome.change - mean, (-log_variance).exp());
-                of[heads.start] -= off * precision;
-                of[heads.start + 1] += 0.5 * (1.0 - off * off * precision);
+                of[heads.start] -= weight * off * precision;
+                of[heads.start + 1] += weight * 0.5 * (1.0 - off * off * precision);
                 let accepted = if outcome.accepted { 1.0 } else { 0.0 };
-                of[heads.start + 2] += sigmoid(logit) - accepted;
+                of[heads.start + 2] += weight * (sigmoid(logit) - accepted);
             }
         }
     }
@@ -307,8 +307,23 @@ pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The product of each row with a vector: four rows at a time, because a sum in order waits for each of its additions.
+fn products(rows: &[f32], x: &[f32]) -> Vec<f32> {
+    let fours = rows.chunks_exact(4 * x.len());
+    let rest = fours.remainder().chunks_exact(x.len()).map(|row| dot(row, x));
+    let of_four = |rows: &[f32]| {
+        let rows: [&[f32]; 4] = std::array::from_fn(|row| &rows[row * x.len()..][..x.len()]);
+        let mut sums = [-0.0; 4];
+        for (at, x) in x.iter().enumerate() {
+            sums.iter_mut().zip(rows).for_each(|(sum, row)| *sum += row[at] * x);
+        }
+        sums
+    };
+    fours.flat_map(of_four).chain(rest).collect()
 }
 
 fn softmax(logits: &[f32]) -> impl Iterator<Item = f32> {
@@ -317,7 +332,8 @@ fn softmax(logits: &[f32]) -> impl Iterator<Item = f32> {
     logits.iter().map(move |logit| (logit - most).exp() / sum)
 }
 
-fn mixed(probability: f32, classes: usize) -> f32 {
+/// A probability, with a share of a uniform distribution.
+pub(super) fn mixed(probability: f32, classes: usize) -> f32 {
     (1.0 - UNIFORM) * probability + UNIFORM / classes as f32
 }
 
@@ -343,9 +359,9 @@ mod tests {
         let values = tape.value(prior).to_vec();
         let sample = tape.sample(prior, &values);
         let heads = tape.linear(Matrix { at: 60, rows: 3, columns: 6 }, sample);
-        tape.squares(heads, &[0.1, 0.2, -0.3]);
-        tape.outcome(heads, Outcome { change: 0.4, accepted: true });
-        tape.outcome(heads, Outcome { change: -0.2, accepted: false });
+        tape.squares(heads, &[0.1, 0.2, -0.3], 0.75);
+        tape.outcome(heads, Outcome { change: 0.4, accepted: true }, 1.0);
+        tape.outcome(heads, Outcome { change: -0.2, accepted: false }, 0.5);
         tape
     }
 
@@ -369,6 +385,17 @@ mod tests {
             largest = largest.max(found.abs());
         }
         assert!(largest > 0.1, "{largest}");
+    }
+
+    #[test]
+    fn products_have_the_bits_of_sums_in_order() {
+        let values: Vec<f32> = (0..99).map(|at| ((at * 37 % 29) as f32 - 14.0) / 7.0).collect();
+        for (rows, columns) in [(1, 9), (4, 9), (7, 9), (11, 1), (3, 33), (0, 5)] {
+            let (rows, x) = (&values[..rows * columns], &values[99 - columns..]);
+            let expected: Vec<f32> = rows.chunks_exact(columns).map(|row| dot(row, x)).collect();
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(products(rows, x)), bits(expected));
+        }
     }
 
     #[test]
