@@ -1,6 +1,7 @@
 //! Runs that predict: what is refused or undone leaves no trace, what is accepted moves weights, and a run that was stopped
 //! or killed anywhere goes on bit by bit.
 
+mod cost;
 mod exact;
 mod input;
 mod memory;

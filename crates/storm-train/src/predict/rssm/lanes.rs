@@ -218,7 +218,7 @@ impl<const N: usize> Lanes<N> {
             for exponentials in &logits[..CLASSES - 1] {
                 for lane in 0..N {
                     left[lane] -= mixed(exponentials[lane] / sums[lane], CLASSES);
-                    class[lane] += u8::from(!(left[lane] < 0.0));
+                    class[lane] += if left[lane] < 0.0 { 0 } else { 1 };
                 }
             }
         }
