@@ -100,11 +100,13 @@ fn no_plan_changes_a_choice() {
 
 #[test]
 fn refused_jumps_of_its_choice_leave_every_bit() {
+    // Enough for each length once, and a choice.
+    let steps = 20;
     for case in cases() {
         let case = Case { observes: true, ..case };
-        let (plain, _) = whole(&case, STEPS, None);
+        let (plain, _) = whole(&case, steps, None);
         let options = PredictOptions { noise: 1e9, ..learned() };
-        let (end, heard) = whole(&case, STEPS, Some((options, HeldOut::Alike)));
+        let (end, heard) = whole(&case, steps, Some((options, HeldOut::Alike)));
         assert!(heard.jumps.len() >= 5, "{case:?}");
         assert!(heard.jumps.iter().all(|(_, jump)| jump.verdict == Verdict::Refused), "{case:?}");
         assert!(end.state == plain.state, "{case:?}");
