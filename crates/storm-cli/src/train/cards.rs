@@ -1,4 +1,4 @@
-//! The GPUs of the ranks of a run: which one each takes, and NCCL between them.
+//! Assigns a GPU to each rank of a run and connects the GPUs with NCCL.
 
 use super::device::Machine;
 use super::options::Settings;
@@ -15,23 +15,23 @@ use storm_train::Ranks;
 #[derive(Debug)]
 pub(crate) struct Cards {
     pub(crate) ranks: Arc<CudaRanks>,
-    /// Which GPU of this process, from 0.
+    /// CUDA device ordinal, from 0.
     pub(crate) ordinal: usize,
-    /// How many ranks compute on it.
+    /// Number of ranks that compute on this GPU.
     pub(crate) sharing: u64,
-    /// What NCCL takes of a card's memory, on the rank where it takes most.
+    /// Device memory NCCL uses, the maximum over all ranks.
     nccl_bytes: u64,
-    /// Its version.
+    /// NCCL version.
     pub(crate) nccl: String,
 }
 
-/// What a rank says of its card.
+/// Facts about a rank's GPU that the ranks exchange and compare.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Own {
     card: String,
     nccl: String,
     host: String,
-    /// Tells the cards of a machine apart.
+    /// PCI bus ID, which identifies a GPU within its machine.
     bus: String,
     ordinal: usize,
 }
@@ -46,7 +46,7 @@ impl Own {
     }
 }
 
-/// What a rank has before it waits for others.
+/// The local part of setup, which needs no other rank: loads NCCL and opens the GPU.
 fn find(launch: &Launch) -> Result<(Own, OpenCard, Arc<Nccl>)> {
     let nccl = Nccl::load(&process_variables())?;
     let own = Own::find(launch, &nccl)?;
@@ -54,8 +54,8 @@ fn find(launch: &Launch) -> Result<(Own, OpenCard, Arc<Nccl>)> {
     Ok((own, card, nccl))
 }
 
-/// Which GPU a rank takes: of several the one with its number on this machine, and of one that one. A launcher may show each
-/// rank only its own.
+/// Picks the GPU of a rank: the only visible one (a launcher may show each rank just its own), else the one whose
+/// ordinal is the local rank.
 fn ordinal(launch: &Launch, visible: usize) -> Result<usize> {
     let (rank, ranks) = (launch.local_rank as usize, launch.local_ranks);
     match visible {
@@ -67,7 +67,7 @@ fn ordinal(launch: &Launch, visible: usize) -> Result<usize> {
     }
 }
 
-/// Refuses cards or libraries that differ.
+/// Refuses GPUs or NCCL libraries that differ between ranks.
 fn compare(all: &[Own]) -> Result<()> {
     for (rank, own) in all.iter().enumerate() {
         let first = &all[0];
@@ -90,12 +90,13 @@ fn compare(all: &[Own]) -> Result<()> {
 }
 
 impl Cards {
-    /// Makes the id that connects all ranks. The first rank's part.
+    /// Creates the NCCL id that connects all ranks. Only rank 0 calls this.
     pub(crate) fn new_id() -> Result<Id> {
         Ok(Nccl::load(&process_variables())?.new_id()?)
     }
 
-    /// Connects this rank's card to the others. All ranks do this at the same time, and if it fails on one, it fails on all.
+    /// Connects this rank's GPU to the others. All ranks must call this together. If it fails on one rank, it fails on
+    /// all.
     pub(crate) fn connect(ranks: &Ranks, launch: &Launch, id: Id) -> Result<Cards> {
         let found = find(launch);
         let own = found.as_ref().map(|(own, ..)| own).map_err(|error| format!("{error:#}"));
@@ -112,7 +113,7 @@ impl Cards {
         Ok(Cards { ranks: Arc::new(connected?), ordinal, sharing, nccl_bytes, nccl })
     }
 
-    /// What a rank may use of its card, unless the user said how much: others may share it.
+    /// Divides the default VRAM budget by the number of ranks on this GPU. A budget set by the user stays as it is.
     pub(super) fn share(&self, machine: &mut Machine, settings: &Settings) {
         if settings.vram.is_none() && self.sharing > 1 {
             machine.vram.bytes /= self.sharing;
@@ -123,12 +124,12 @@ impl Cards {
         }
     }
 
-    /// Counts out NCCL's memory of what was measured while it was connected.
+    /// Subtracts NCCL's memory from an overhead that was measured while NCCL was connected.
     pub(crate) fn leave_out_memory(&self, profile: &mut HardwareProfile) {
         profile.overhead_bytes = profile.overhead_bytes.saturating_sub(self.nccl_bytes);
     }
 
-    /// Counts NCCL's memory to what a plan cannot use.
+    /// Adds NCCL's memory to the overhead that a plan cannot use.
     pub(super) fn count_memory(&self, machine: &mut Machine) {
         machine.profile.overhead_bytes += self.nccl_bytes;
     }

@@ -1,4 +1,4 @@
-//! What can be refused before anything is downloaded, packed, measured or planned.
+//! Checks that run before anything is downloaded, packed, measured or planned.
 
 use super::data;
 use super::device::{self, DeviceKind};
@@ -18,16 +18,16 @@ use storm_device::cpu::THREADS_MAX;
 use storm_model::{AnyModel, Packing};
 use storm_train::{StepSize, TrainOptions, checkpoint_bytes};
 
-/// A run of a billion steps takes decades; more is a slip of the keyboard.
+/// A run of a billion steps takes decades; a larger number is a typo.
 const STEPS_MAX: u64 = 1_000_000_000;
 
-/// Longer than any model reads, and short enough that products with other sizes can be counted.
+/// Longer than any model supports, and short enough that products with other sizes do not overflow.
 const SEQ_MAX: usize = 1 << 24;
 
 const EPOCHS_MAX: f64 = 1e6;
 const SAMPLE_TOKENS_MAX: usize = 1 << 20;
 
-/// Refuses options that make no sense whatever model and data are.
+/// Refuses options that are invalid for every model and dataset.
 pub(super) fn settings(settings: &Settings) -> Result<()> {
     name(settings.name.as_deref().unwrap_or_default())?;
     for check in [counts, shares, optimizer] {
@@ -37,7 +37,7 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
         let problem = "steps and epochs both set the length of a run; give one of them";
         return Err(UsageError(problem.to_owned()).into());
     }
-    // How many steps epochs make is known with the data; until then the longest run stands in for them.
+    // With epochs, the number of steps depends on the data, which is not open yet. Check the longest run instead.
     let steps = settings.epochs.map_or(schedule::steps_given(settings), |_| STEPS_MAX);
     schedule::of(settings, steps)?;
     if let Some(predict) = &settings.predict {
@@ -109,7 +109,7 @@ fn shares(settings: &Settings) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Kernels take these numbers as f32.
+/// Kernels take these numbers as f32, so they are checked as f32.
 fn optimizer(settings: &Settings) -> Result<(), UsageError> {
     let Settings { beta1, beta2, epsilon, weight_decay, clip, .. } = settings;
     let is_beta = |value: f32| (0.0..1.0).contains(&value);
@@ -142,7 +142,7 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
     }
 }
 
-/// Options that go with one optimizer and not with the other.
+/// Refuses options that belong to the other optimizer.
 fn method(settings: &Settings) -> Result<(), UsageError> {
     let Settings { optimizer, momentum, nesterov, moments, .. } = settings;
     let problem = match optimizer {
@@ -166,7 +166,7 @@ fn method(settings: &Settings) -> Result<(), UsageError> {
     Err(UsageError(problem.to_owned()))
 }
 
-/// What is known of a run before anything slow.
+/// What is known about a run before anything slow happens.
 pub(super) struct Outline<'a> {
     pub(super) settings: &'a Settings,
     pub(super) folder: &'a Path,
@@ -176,7 +176,7 @@ pub(super) struct Outline<'a> {
 }
 
 impl Outline<'_> {
-    /// Refuses what model, data, device, memory or disk cannot be right for.
+    /// Refuses a run whose model, data, device, memory or disk does not fit its options.
     pub(super) fn check(&self, options: &TrainOptions, step: StepSize) -> Result<()> {
         let settings = self.settings;
         if self.model.is_fresh && settings.lora.is_some() {
@@ -187,7 +187,7 @@ impl Outline<'_> {
             );
             return Err(UsageError(problem).into());
         }
-        // Text of a preset may turn out to have more tokens, never fewer than bytes have.
+        // A tokenizer for a preset may add tokens, but every vocabulary covers at least all bytes.
         let config = self.model.for_data(settings, &self.data.form())?;
         settings.activation_codec.check(&config)?;
         check_fp8(&config, options, step)?;
@@ -203,7 +203,8 @@ impl Outline<'_> {
         check_disk(self.folder, checkpoint_bytes(&config, options)?)
     }
 
-    /// Rows of text are as long as `seq`. How long samples are is known when they are packed.
+    /// Checks that the model has enough positions. Rows of plain text are `seq` long; the lengths of samples are known
+    /// only after packing.
     fn check_positions(&self, model: &AnyModel) -> Result<(), UsageError> {
         let Some(config) = model.language() else { return Ok(()) };
         let seq = self.settings.seq.get();
@@ -214,9 +215,9 @@ impl Outline<'_> {
     }
 }
 
-/// Refuses a disk that does not hold one checkpoint.
+/// Refuses a disk without room for one checkpoint.
 fn check_disk(folder: &Path, checkpoint_bytes: u64) -> Result<()> {
-    // A disk that cannot be asked will say so when it is written to.
+    // If the free space cannot be queried, the first write reports the problem.
     let Some(free) = disk::free_bytes_for(folder) else { return Ok(()) };
     if free >= checkpoint_bytes {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The config file: TOML whose keys are the names of the flags.
+//! The config file: TOML, with the flag names as keys.
 
 use super::options::Given;
 use super::reference;
@@ -7,10 +7,10 @@ use std::io::Read;
 use std::path::Path;
 use storm_files::open_plain;
 
-/// A config with every option and many comments is far smaller.
+/// Size limit. A config with every option and many comments is far smaller.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A name that is this different from all known ones is not taken for a slip of one of them.
+/// Similarity below which an unknown key gets no "did you mean" suggestion.
 const LIKENESS: f64 = 0.7;
 
 /// Why a config file cannot be used.
@@ -25,7 +25,7 @@ impl std::fmt::Display for BadConfig {
 
 impl std::error::Error for BadConfig {}
 
-/// Reads what a config file gives.
+/// Reads the options of a config file.
 pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
     let bad = |problem: String| BadConfig(format!("{}: {problem}", path.display()));
     let mut text = String::new();
@@ -62,7 +62,8 @@ fn unknown(key: &str) -> String {
     }
 }
 
-/// Refuses what no config file can hold: numbers that only seeds may have, and paths that are not text.
+/// Refuses values that a config file cannot hold: integers above TOML's range (only seeds may have those) and paths
+/// that are not UTF-8.
 pub(crate) fn check_values(given: &Given) -> Result<(), UsageError> {
     let all = serde_json::to_value(given).map_err(|error| {
         UsageError(format!("the run's config file cannot hold an option: {error}; use UTF-8 paths"))
@@ -76,7 +77,7 @@ pub(crate) fn check_values(given: &Given) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// A config file that gives the same.
+/// Writes a config file that gives the same options.
 pub(crate) fn write(given: &Given) -> String {
     toml::to_string(given).unwrap_or_else(|error| unreachable!("options are plain: {error}"))
 }

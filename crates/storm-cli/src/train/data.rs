@@ -1,4 +1,4 @@
-//! What a run learns from.
+//! The training data of a run: recognizing, packing and opening it.
 
 use super::folder::Start;
 use super::model::Model;
@@ -22,21 +22,21 @@ use storm_files::open_plain;
 use storm_model::{AnyModel, ImageConfig, Packing};
 use storm_train::{BatchSource, LoaderSource, RecordSource, RunError};
 
-/// A folder with this file is a dataset.
+/// A folder that contains this file is a packed dataset.
 const MANIFEST: &str = "dataset.json";
 
-/// What the samples of a dataset are.
+/// The kind of samples in a dataset.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum DataForm {
     /// Sequences of tokens.
     Tokens {
-        /// How many different ones there are.
+        /// Number of distinct tokens.
         vocabulary: usize,
-        /// Whether they are packed. Text has at least as many different tokens as bytes have, by a tokenizer that is not
-        /// known yet.
+        /// Whether the data is packed. For text that is not packed yet, `vocabulary` is a lower bound: every tokenizer
+        /// covers at least all bytes.
         is_packed: bool,
     },
-    /// Pictures, each of a class.
+    /// Labeled images.
     Images {
         /// Height, width and channels.
         shape: [usize; 3],
@@ -46,7 +46,7 @@ pub(super) enum DataForm {
 }
 
 impl DataForm {
-    /// What a model is made for.
+    /// The form of data that a model takes.
     pub(super) fn of_model(model: &AnyModel) -> DataForm {
         match model {
             AnyModel::Language(config) => {
@@ -63,17 +63,17 @@ impl DataForm {
         }
     }
 
-    /// What the records of a dataset are to a model.
+    /// The form of a dataset of records.
     ///
     /// # Errors
-    /// They are not pictures with a class each.
+    /// The records are not labeled images.
     fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
         let (shape, classes) = pictures_of(&set.manifest().columns, set.dir())?;
         let normalization = Normalization::of_records(set.manifest());
         Ok(DataForm::Images { shape, classes, normalization })
     }
 
-    /// What pictures will be to a model once they are packed.
+    /// The form that images will have once packed.
     fn of_pictures(pictures: &Pictures, data: &Path) -> Result<DataForm, UsageError> {
         let (shape, classes) = pictures_of(&pictures.outline.columns, data)?;
         Ok(DataForm::Images { shape, classes, normalization: Normalization::Unknown })
@@ -85,10 +85,10 @@ impl DataForm {
     }
 }
 
-/// The shape of pictures with these columns, and the number of classes.
+/// The image shape and the number of classes for these columns.
 ///
 /// # Errors
-/// They are not pictures with a class each.
+/// The columns are not those of labeled images.
 pub(crate) fn pictures_of(
     columns: &[Column],
     dir: &Path,
@@ -110,26 +110,26 @@ pub(crate) fn pictures_of(
     }
 }
 
-/// The data of a run, open.
+/// A run's dataset, open.
 pub(super) enum RunData {
     Tokens(Arc<Dataset>),
-    /// Pictures, in this form.
+    /// Labeled images.
     Records(Arc<RecordSet>, DataForm),
 }
 
-/// How much data there is.
+/// The size of the dataset.
 pub(super) struct Amount {
-    /// Tokens or images to learn from.
+    /// Tokens or images to train on.
     pub(super) train: u64,
-    /// And held out.
+    /// Tokens or images held out.
     pub(super) held: u64,
 }
 
-/// Micro-batches to learn from, and to evaluate on if anything is held out.
+/// Micro-batches for training, and for evaluation if anything is held out.
 pub(super) type Sources = (Box<dyn BatchSource>, Option<Box<dyn BatchSource>>);
 
 impl RunData {
-    /// What its samples are.
+    /// The form of its samples.
     pub(super) fn form(&self) -> DataForm {
         match self {
             RunData::Tokens(dataset) => DataForm::of_dataset(dataset),
@@ -145,7 +145,7 @@ impl RunData {
         }
     }
 
-    /// A dataset of tokens.
+    /// The dataset, if it holds tokens.
     pub(super) fn tokens(&self) -> Option<&Arc<Dataset>> {
         match self {
             RunData::Tokens(dataset) => Some(dataset),
@@ -153,7 +153,7 @@ impl RunData {
         }
     }
 
-    /// A dataset of records.
+    /// The dataset, if it holds records.
     pub(super) fn records(&self) -> Option<&Arc<RecordSet>> {
         match self {
             RunData::Tokens(_) => None,
@@ -176,7 +176,7 @@ impl RunData {
         }
     }
 
-    /// Rows of an epoch. Says how many samples are longer than a row and what becomes of them, and refuses more
+    /// Rows per epoch. Reports how many samples are longer than a row and how they are handled. Refuses rows with more
     /// positions than the model has.
     pub(super) fn rows_per_epoch(&self, settings: &Settings, model: &AnyModel) -> Result<u64> {
         match self {
@@ -188,7 +188,7 @@ impl RunData {
         }
     }
 
-    /// Host memory for data on its way from the disk.
+    /// Host memory for buffering data read from disk.
     pub(super) fn loading_bytes(&self, settings: &Settings) -> u64 {
         match self {
             RunData::Tokens(dataset) => token_bytes(dataset, settings),
@@ -196,7 +196,7 @@ impl RunData {
         }
     }
 
-    /// Rows that are held out.
+    /// Number of held-out rows.
     pub(super) fn held_rows(&self, settings: &Settings) -> Result<u64, RunError> {
         Ok(match self {
             RunData::Tokens(dataset) => token_sources(settings, dataset, 1)?
@@ -206,7 +206,7 @@ impl RunData {
         })
     }
 
-    /// Micro-batches of a run.
+    /// The micro-batches of a run.
     pub(super) fn sources(&self, settings: &Settings, batch: usize) -> Result<Sources, RunError> {
         match self {
             RunData::Tokens(dataset) => {
@@ -219,17 +219,17 @@ impl RunData {
     }
 }
 
-/// What a run is to learn, by looking at names and headers alone.
+/// The data of a run as far as file names and headers tell.
 pub(super) enum Outline {
     Dataset(Arc<Dataset>),
-    /// Pictures, packed or not.
+    /// Images, packed or not.
     Images(DataForm),
-    /// Files to be packed.
+    /// Files that are not packed yet.
     Text(Vec<PathBuf>),
 }
 
 impl Outline {
-    /// Looks at what is named, for a run in this folder. Refuses what is not there.
+    /// Inspects the data given by the options, for a run in this folder. Refuses data that does not exist.
     pub(super) fn new(given: &Given, run: &Path, start: Start) -> Result<Outline> {
         let settings = given.clone().resolve();
         let data = named(&settings)?;
@@ -255,8 +255,8 @@ impl Outline {
         Ok(Outline::Text(files))
     }
 
-    /// What the data is, as far as that is known before it is packed: text has at least as many different tokens as
-    /// bytes have.
+    /// The form of the data as far as it is known before packing. For text, the vocabulary is a lower bound: every
+    /// tokenizer covers at least all bytes.
     pub(super) fn form(&self) -> DataForm {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
@@ -265,7 +265,8 @@ impl Outline {
         }
     }
 
-    /// Host memory for data on its way from the disk, as far as that is known: text that is not packed yet may be short.
+    /// Host memory for buffering data read from disk. For text that is not packed yet the size is unknown and may be
+    /// small.
     pub(super) fn loading_bytes(&self, settings: &Settings) -> u64 {
         match self {
             Outline::Dataset(dataset) => token_bytes(dataset, settings),
@@ -274,7 +275,7 @@ impl Outline {
         }
     }
 
-    /// What the data will be once it is packed, by its tokenizer if that is given.
+    /// The form of the data after packing; uses the vocabulary of the tokenizer if one is given.
     pub(super) fn form_when_packed(&self, settings: &Settings) -> Result<DataForm> {
         let (Outline::Text(_), Some(tokenizer)) = (self, &settings.tokenizer) else {
             return Ok(self.form());
@@ -285,7 +286,7 @@ impl Outline {
         Ok(DataForm::Tokens { vocabulary, is_packed: true })
     }
 
-    /// Whether rows hold several samples, as far as that is known: records may be either.
+    /// Whether rows hold several samples. For files of records that is not known before packing.
     pub(super) fn packing(&self) -> Packing {
         match self {
             Outline::Dataset(dataset) => packing(dataset),
@@ -296,7 +297,7 @@ impl Outline {
     }
 }
 
-/// Whether a file has records, by its name.
+/// Whether a file holds records, judged by its extension.
 fn has_records(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
     let name = name.unwrap_or_default();
@@ -314,12 +315,12 @@ fn named(settings: &Settings) -> Result<&Path, UsageError> {
     })
 }
 
-/// Where a run's dataset comes from.
+/// Where a run's dataset comes from, and where it is packed to.
 pub(super) struct Source<'a> {
     pub(super) model: &'a Model,
     /// The run's folder.
     pub(super) run: &'a Path,
-    /// Where data is packed to, if not into the run's folder.
+    /// Where data is packed to instead of the run's folder.
     pub(super) scratch: Option<&'a Path>,
     pub(super) start: Start,
     pub(super) other: OtherTokenizer,
@@ -327,8 +328,8 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Opens the dataset. Text and pictures are packed into the run's folder when the run begins, and are read from
-    /// there when it resumes. A tokenizer that is chosen here is written to `given`.
+    /// Opens the dataset. A new run packs text and images into its folder; a resumed run reads them from there. Records
+    /// the chosen tokenizer in `given`.
     pub(super) fn open(&self, given: &mut Given) -> Result<RunData> {
         let settings = given.clone().resolve();
         let data = named(&settings)?;
@@ -353,7 +354,7 @@ impl Source<'_> {
         Ok(data)
     }
 
-    /// The tokenizer for text: as given, else the model's own.
+    /// The tokenizer for text: the given one, else the model's own.
     fn tokenizer(&self, settings: &Settings) -> Result<TokenizerSource> {
         let weights = self.model.of_tokenizer();
         let (source, why) = match (&settings.tokenizer, &weights) {
@@ -372,7 +373,7 @@ impl Source<'_> {
     }
 }
 
-/// Opens a dataset of either kind.
+/// Opens a dataset of tokens or of records.
 pub(super) fn open(dir: &Path) -> Result<RunData> {
     if !RecordSet::is_one(dir) {
         return Ok(RunData::Tokens(Arc::new(Dataset::open(dir)?)));
@@ -382,7 +383,7 @@ pub(super) fn open(dir: &Path) -> Result<RunData> {
     Ok(RunData::Records(set, form))
 }
 
-/// Opens a dataset of pictures for a classifier that there is.
+/// Opens a dataset of images and checks that it fits an existing classifier.
 pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<RecordSet>> {
     match open(dir)? {
         RunData::Records(set, DataForm::Images { shape, classes, .. }) => {
@@ -397,13 +398,13 @@ pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<Record
     }
 }
 
-/// Threads that load records: half of the cores, but neither few nor many.
+/// Threads that load records: half of the cores, within 2 to 8.
 pub(crate) fn loader_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).clamp(2, 8)
 }
 
-/// Host memory for data of a form on its way from the disk, if nothing else is known.
+/// Host memory for buffering data of this form, when only the form is known.
 pub(super) fn loading_bytes_of(form: &DataForm, settings: &Settings) -> u64 {
     match form {
         DataForm::Tokens { .. } => 0,
@@ -411,16 +412,17 @@ pub(super) fn loading_bytes_of(form: &DataForm, settings: &Settings) -> u64 {
     }
 }
 
-/// Host memory for tokens on their way from the disk: no more than there are. Files that are mapped take none.
+/// Host memory for buffering tokens: at most data-ram, and no more than the training part holds. Memory-mapped files
+/// need none.
 fn token_bytes(dataset: &Dataset, settings: &Settings) -> u64 {
     let all = dataset.token_blocks().map_or(0, |blocks| blocks.data_ram_to_hold(Split::Train));
     settings.data_ram.0.min(all)
 }
 
-/// The share of data-ram that evaluations take, if they need no more.
+/// Evaluations get one part in this many of data-ram, if that is enough for them.
 const EVALUATION_SHARE: u64 = 8;
 
-/// How the records of a run are loaded, to learn and to evaluate: both together take data-ram.
+/// Options for loading records for training and for evaluation. The two share data-ram.
 pub(super) fn loader_options(
     settings: &Settings,
     set: &RecordSet,
@@ -448,7 +450,7 @@ pub(super) fn loader_options(
     Ok((training, Some(RecordLoaderOptions { data_ram: held, ..evaluation })))
 }
 
-/// Records to learn from, and to evaluate on if anything is held out.
+/// Loaders of records for training, and for evaluation if anything is held out.
 fn record_sources(
     settings: &Settings,
     set: &Arc<RecordSet>,
@@ -460,7 +462,7 @@ fn record_sources(
     Ok((Box::new(train), held.map(|source| Box::new(source) as Box<dyn BatchSource>)))
 }
 
-/// The dataset of a run: `data` itself, or what it is packed to in the run's folder.
+/// The path of a run's dataset: `data` itself if it is packed, else its packed copy in the run's folder.
 pub(super) fn dataset_of(data: &Path, run: &Path) -> PathBuf {
     match data.join(MANIFEST).exists() {
         true => data.to_owned(),
@@ -509,16 +511,16 @@ fn token_sources(
     Ok((train, Some(LoaderSource::new(Arc::clone(dataset), options)?)))
 }
 
-/// How the text of a run is loaded to learn; what is left of data-ram is for evaluations.
+/// Options for loading tokens for training. The rest of data-ram is left for evaluations.
 pub(super) fn token_options(settings: &Settings, dataset: &Dataset, batch: usize) -> LoaderOptions {
     let held = dataset.token_range(Split::Held);
-    // A token without one behind it has no target.
+    // The last token has no target, so one token alone is not a row.
     let is_held = held.end - held.start >= 2;
     let data_ram = settings.data_ram.0;
     let of_held = if is_held { (data_ram / EVALUATION_SHARE).max(1) } else { 0 };
     let order = match dataset.token_blocks() {
         Some(_) => settings.order.map_or(Order::Global, Into::into),
-        // Files that are mapped come in no other order.
+        // Memory-mapped files support only this order.
         None => Order::Global,
     };
     LoaderOptions {
@@ -530,8 +532,8 @@ pub(super) fn token_options(settings: &Settings, dataset: &Dataset, batch: usize
     }
 }
 
-/// Refuses options that do nothing for a dataset that was packed before text had blocks. A run that began when they had none
-/// goes on, whatever it wrote down of them.
+/// Refuses options that have no effect on a dataset packed before token blocks existed. Runs that began with such a
+/// dataset can still be resumed, whatever options they recorded.
 fn check_mapped(settings: &Settings, dataset: &Dataset) -> Result<(), UsageError> {
     if dataset.token_blocks().is_some() {
         return Ok(());

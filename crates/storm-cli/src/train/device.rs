@@ -1,4 +1,4 @@
-//! Where a run computes, what that can do, and how much memory it may take.
+//! The device a run trains on, its profile and its memory budgets.
 
 use super::options::Settings;
 use super::output::Style;
@@ -17,45 +17,44 @@ use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_device::{Collectives, DiskOptions, PlanDevice};
 use storm_plan::{Budget, HardwareProfile, Tier};
 
-/// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
     Cpu,
     Cuda,
 }
 
-/// A device with its limits.
+/// A device with its memory budgets.
 pub(crate) struct Machine {
     pub(crate) kind: DeviceKind,
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
-    /// What optimizer state may use.
+    /// Disk space for optimizer state.
     pub(crate) disk: Option<DiskTier>,
-    /// Of the CPU device.
+    /// Settings of the CPU device.
     pub(crate) cpu: CpuUse,
 }
 
-/// How the CPU device computes. A card has no use for it.
+/// How the CPU device computes. GPUs ignore this.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CpuUse {
     pub(crate) threads: usize,
     pub(crate) products: Bf16Products,
 }
 
-/// What one of several ranks has of its machine.
+/// This rank's share of its machine, in a run with several ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
-    /// How many ranks are on it.
+    /// Number of ranks on this machine.
     pub(super) local_ranks: usize,
-    /// Host memory that every rank has at least, as it was before any of them took some.
+    /// Host memory available to every rank (the minimum over ranks), measured before any rank allocated.
     pub(super) ram_bytes: u64,
 }
 
-/// A model with more parameters trains on the CPU only if that is asked for: a step would take minutes.
+/// Larger models train on the CPU only with an explicit `--device cpu`: a step would take minutes.
 const CPU_PARAMETERS_MAX: u64 = 500_000_000;
 
-/// What is asked for of a device; what is not given follows from the machine.
+/// The device options of a command. Defaults come from the machine.
 pub(crate) struct Asked<'a> {
     pub(crate) device: DeviceArg,
     pub(crate) vram_bytes: Option<u64>,
@@ -63,7 +62,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) disk: DiskArgs<'a>,
     pub(crate) hardware: Option<&'a str>,
     pub(crate) threads: Option<usize>,
-    /// On the CPU.
+    /// Only for the CPU.
     pub(crate) products: Bf16Products,
 }
 
@@ -86,8 +85,8 @@ impl<'a> From<&'a Settings> for Asked<'a> {
     }
 }
 
-/// The device that is asked for; else the GPU if it can be used. Says which, and why. A GPU that is asked for and
-/// cannot be used is an error, with what would mend it.
+/// Finds the requested device; with `auto`, the GPU if it is usable, else the CPU. Prints which and why. A requested
+/// GPU that is not usable is an error that says how to fix it.
 pub(super) fn find(device: DeviceArg, style: Style) -> Result<DeviceKind> {
     if device == DeviceArg::Cpu {
         return Ok(DeviceKind::Cpu);
@@ -112,14 +111,14 @@ pub(super) fn find(device: DeviceArg, style: Style) -> Result<DeviceKind> {
     }
 }
 
-/// [`find`], for a model of that many parameters.
+/// [`find`], which also checks the number of parameters.
 pub(crate) fn find_for(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
     let kind = find(device, style)?;
     check_size(device, kind, parameters)?;
     Ok(kind)
 }
 
-/// Refuses a model that is too large for a CPU that was not asked for.
+/// Refuses a large model if `auto` fell back to the CPU.
 pub(super) fn check_size(device: DeviceArg, kind: DeviceKind, parameters: u64) -> Result<()> {
     let is_found = (device, kind) == (DeviceArg::Auto, DeviceKind::Cpu);
     if !is_found || parameters <= CPU_PARAMETERS_MAX {
@@ -140,13 +139,13 @@ impl Machine {
         Machine::of_kind(kind, asked)
     }
 
-    /// A device that is known to be there. What is not known of it is measured, which takes seconds.
+    /// A device of a kind known to exist. Measures a missing profile, which takes seconds.
     pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
         Machine::shared(kind, asked, None, None)
     }
 
-    /// The same for one of several ranks. What was not asked for is divided among those on this machine, and measured with
-    /// this rank's share. A profile that is known is not measured.
+    /// The same for one of several ranks. Divides defaults among the ranks of this machine, and measures with this
+    /// rank's share. A given profile is not measured.
     pub(super) fn shared(
         kind: DeviceKind,
         asked: &Asked<'_>,
@@ -154,7 +153,7 @@ impl Machine {
         known: Option<HardwareProfile>,
     ) -> Result<Machine> {
         let ram = match (share, asked.ram_bytes) {
-            // 0 if a machine does not say.
+            // 0 if a machine does not report its memory.
             (Some(Share { ram_bytes: bytes @ 1.., .. }), None) => {
                 let origin = "the least that a rank has, by what its machine had available";
                 Limit { bytes, origin: Some(origin.to_owned()) }
@@ -200,10 +199,10 @@ impl Machine {
     }
 }
 
-/// A device that runs train on.
+/// A device that can train.
 pub(crate) trait Trains: PlanDevice {
-    /// Options for a device within a budget, which computes like this if it is the CPU. A GPU may take `tune_seconds` for
-    /// finding the fastest algorithms. A device that ran before may have something to keep, and one of several ranks is
+    /// Device options for a budget. `cpu` applies only to the CPU. A GPU may spend `tune_seconds` on finding the
+    /// fastest algorithms. A device from an earlier part of the run may pass on its host memory, and a rank's device is
     /// connected to the others.
     fn options(
         cpu: CpuUse,
@@ -214,7 +213,7 @@ pub(crate) trait Trains: PlanDevice {
         crew: Option<&Crew>,
     ) -> Self::Options;
 
-    /// The same for a run that gives memory back between steps. A CPU can always do that.
+    /// The same for a run that releases memory between steps. The CPU always can.
     fn releasing(options: Self::Options) -> Self::Options {
         options
     }
@@ -258,7 +257,8 @@ impl Trains for CudaPlanDevice {
             disk,
             tune_seconds,
             progress: Some(Box::new(|preparing| progress::show(&tuning::describe(preparing)))),
-            // Host memory is slow to get. After an error of the card there is nothing to keep.
+            // Pinning host memory is slow, so keep what the last device had. After a GPU error there is nothing to
+            // keep.
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
         }

@@ -1,4 +1,5 @@
-//! What to do after a disk has ended a run: scratch space is lost, checkpoints are not.
+//! Explains how to resume after a disk failure ended a run. Scratch space is lost; checkpoints are
+//! not.
 
 use super::folder;
 use super::output::resume_command;
@@ -12,16 +13,16 @@ use storm_exec::ExecError;
 use storm_plan::{Forced, Tier};
 use storm_train::{CheckpointError, RunError, TrainError};
 
-/// How a disk ended a run.
+/// Which disk failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// It holds the scratch file.
+    /// The disk with the scratch file.
     Scratch(DiskProblem),
-    /// It holds the checkpoints, and has no room for another.
+    /// The disk with the checkpoints has no room for another.
     NoRoomToSave,
 }
 
-/// The error, with the commands that resume the run if a disk is the reason.
+/// Adds the commands that resume the run, if a disk caused the error.
 pub(super) fn explained(setup: &Setup, error: Error) -> Error {
     let Some(failure) = failure_of(&error) else { return error };
     let resume = resume_command(&setup.folder);
@@ -44,7 +45,7 @@ pub(super) fn explained(setup: &Setup, error: Error) -> Error {
     Error::msg(format!("{error:#}\n{saved}:\n{ways}"))
 }
 
-/// What a disk did, if that is why the run ended.
+/// The disk failure behind an error, if there is one.
 fn failure_of(error: &Error) -> Option<Failure> {
     let train = match error.downcast_ref::<RunError>() {
         Some(RunError::Train(error)) => Some(error),
@@ -61,7 +62,7 @@ fn failure_of(error: &Error) -> Option<Failure> {
     }
 }
 
-/// The host memory of the run without a disk; none if it does not fit.
+/// Host memory the run needs without a disk; `None` if it does not fit.
 fn without_disk(request: &Request) -> Option<u64> {
     let mut launch = request.launch(None);
     launch.budget = launch.budget.with(Tier::DISK, 0);
@@ -71,7 +72,7 @@ fn without_disk(request: &Request) -> Option<u64> {
     Some(plan.planned.prediction.peak_bytes[Tier::HOST])
 }
 
-/// The commands that do without the scratch file.
+/// The commands that resume without this scratch file.
 fn without_scratch(
     problem: DiskProblem,
     disk: &Path,

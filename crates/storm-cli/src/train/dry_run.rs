@@ -1,4 +1,4 @@
-//! `storm train --dry-run`: what a run would do, after every check that it makes before its first step.
+//! `storm train --dry-run`: reports what a run would do, after every check made before its first step.
 
 use super::data::Amount;
 use super::output::{Style, print};
@@ -14,13 +14,13 @@ use serde_json::json;
 use storm_model::Unit;
 use storm_plan::Tier;
 
-/// The figures of a run.
+/// The numbers that a dry run reports.
 struct Figures {
     /// Tokens or images, as the model reads them.
     train_units: u64,
     held_units: u64,
     step_units: u64,
-    /// All steps, without evaluations and pauses for checkpoints.
+    /// Time of all steps, without evaluations and checkpoints.
     seconds: f64,
     disk_bytes: u64,
     free_bytes: Option<u64>,
@@ -42,7 +42,6 @@ impl Figures {
     }
 }
 
-/// Prints what a run would do.
 pub(super) fn show_run(setup: &Setup) -> Result<()> {
     let figures = Figures::of(setup);
     match setup.style {

@@ -1,4 +1,4 @@
-//! The folder of a run: one process at a time, and nothing in it is lost when a run starts over.
+//! The folder of a run: locked to one process, and never overwritten when a run starts over.
 
 use crate::UsageError;
 use anyhow::{Context, Result, anyhow};
@@ -16,29 +16,29 @@ pub(super) enum Start {
     Fresh,
     /// From the newest checkpoint.
     Resume,
-    /// After what is in the folder was set aside.
+    /// Over again, after moving the folder's earlier contents aside.
     Anew,
 }
 
 const CHECKPOINTS: &str = "checkpoints";
 
-/// What was there is set aside in a folder of this name with a number behind it.
+/// Prefix of the folders that earlier contents are moved to; a number follows.
 const BEFORE: &str = "before-";
 
-/// A folder that belongs to this process.
+/// A run's folder, locked by this process.
 pub(super) struct Claimed {
-    /// None where the file system has no locks.
+    /// `None` on file systems without locks.
     pub(super) lock: Option<FolderLock>,
-    /// What was saved before, if the run is resumed.
+    /// The progress of the checkpoint that the run resumes from.
     pub(super) before: Option<Progress>,
 }
 
-/// The checkpoints of the run in a folder.
+/// Opens the checkpoints of a run.
 pub(super) fn checkpoints(folder: &Path) -> Result<Checkpoints> {
     Ok(Checkpoints::open(&folder.join(CHECKPOINTS), Disk)?)
 }
 
-/// What a run in a folder would begin from: as [`claim`], but nothing is made or locked there.
+/// The checkpoint a run in this folder would start from: like [`claim`], but creates and locks nothing.
 pub(super) fn look(folder: &Path, start: Start) -> Result<Option<Progress>> {
     let path = folder.join(CHECKPOINTS);
     match path.is_dir() {
@@ -47,7 +47,7 @@ pub(super) fn look(folder: &Path, start: Start) -> Result<Option<Progress>> {
     }
 }
 
-/// Locks a folder, makes it ready for a run to start, and refuses to begin where there is a run already.
+/// Creates and locks a run's folder. Refuses a fresh start where a run already exists.
 pub(super) fn claim(folder: &Path, start: Start) -> Result<Claimed> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let lock = lock(folder)?;
@@ -102,7 +102,7 @@ fn lock(folder: &Path) -> Result<Option<FolderLock>> {
     }
 }
 
-/// Moves all that a run left into a new folder beside it, and says which; none if there is nothing.
+/// Moves everything an earlier run left into a new subfolder and returns its path; `None` if there was nothing.
 fn set_aside(folder: &Path) -> io::Result<Option<PathBuf>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -115,7 +115,7 @@ fn set_aside(folder: &Path) -> io::Result<Option<PathBuf>> {
     if names.is_empty() {
         return Ok(None);
     }
-    // Checkpoints last: while they are there, the folder is not taken for that of a new run.
+    // Move checkpoints last: while they are in place, the folder still counts as an existing run's.
     names.sort_by_key(|name: &OsString| name == CHECKPOINTS);
     let aside = new_folder(folder)?;
     for name in names {

@@ -1,4 +1,4 @@
-//! What a run's data is expected to do, and what it did.
+//! Data loading throughput: predicted before a run, measured after it.
 
 use super::data::{self, RunData};
 use super::setup::Setup;
@@ -12,17 +12,18 @@ use storm_model::Unit;
 use storm_plan::Link;
 use storm_train::Part;
 
-/// What was estimated for the data of a run before its first step.
+/// The predicted loading throughput.
 pub(super) struct Forecast {
     estimate: RecordEstimate,
     reading_path: String,
-    /// 1 for images, or the tokens of a row.
+    /// 1 for images, the tokens per row for text.
     units_per_row: usize,
     unit: Unit,
 }
 
 impl Forecast {
-    /// Reads parts of the dataset for a second, unless all of it stays in memory; none for text that is mapped.
+    /// Reads samples of the dataset for about a second, unless all of it stays in memory. `None` for memory-mapped
+    /// text.
     pub(super) fn new(setup: &Setup) -> Result<Option<Forecast>> {
         let plan = setup.launch.plan();
         let (estimator, units_per_row) = match &setup.data {
@@ -54,7 +55,7 @@ impl Forecast {
         Ok(Some(Forecast { estimate, reading_path, units_per_row, unit }))
     }
 
-    /// What each stage should supply, the slowest first.
+    /// The predicted throughput of each stage, slowest first.
     pub(super) fn predicted(&self) -> String {
         let RecordEstimate { stages, ahead, is_resident, .. } = &self.estimate;
         let mut words = match is_resident {
@@ -71,7 +72,7 @@ impl Forecast {
         words
     }
 
-    /// What loading did for the steps of this part.
+    /// The measured throughput and stalls of this part of the run.
     pub(super) fn measured(&self, statistics: &LoaderStatistics, part: &Part) -> String {
         let LoaderStatistics { batches, stalls, stalled_ns, reads, read_bytes, ahead, .. } =
             *statistics;
@@ -103,7 +104,6 @@ impl Forecast {
     }
 }
 
-/// How many batches are there before they are used.
 fn in_advance(ahead: usize) -> String {
     let batches = if ahead == 1 { "batch" } else { "batches" };
     format!("{ahead} {batches} prepared ahead")

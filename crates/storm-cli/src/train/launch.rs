@@ -1,4 +1,4 @@
-//! What a launch needs of `storm train`, and what is said of it.
+//! Connects `storm train` to the launch of a trainer, and reports what the launch decided.
 
 use super::data::RunData;
 use super::device::{CpuUse, DeviceKind, Trains};
@@ -18,13 +18,13 @@ use storm_train::{
     OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
 };
 
-/// A trial that takes longer is announced.
+/// Trials expected to take longer than this are announced.
 const ANNOUNCED_SECONDS: f64 = 2.0;
 
-/// Steps of a trial, about: it is announced by them.
+/// Approximate number of steps in a trial, for estimating its time.
 const TRIAL_STEPS: f64 = 4.0;
 
-/// A trainer under the plan that was shown, or under a better one.
+/// Builds the first trainer, with the plan that was shown or a faster one found by trials.
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     let (launch, mut site) = site(setup);
     let Launched { trainer, splits, .. } = launch.start::<D>(&mut site, None)?;
@@ -35,7 +35,7 @@ pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     Ok(trainer)
 }
 
-/// Says which micro-batches were chosen, and by what, where that was open.
+/// Prints the chosen micro-batch size and why, if the user left it open.
 fn say_split(setup: &Setup) {
     let Setup { request, launch, splits, style, machine_kind, .. } = setup;
     if !matches!(request.step, StepSize::Tokens(_)) {
@@ -65,7 +65,7 @@ fn say_split(setup: &Setup) {
     }
 }
 
-/// Says what the run does to the disk that it was given, and how it accesses it.
+/// Prints how the run uses its disk, and by which I/O path.
 fn say_disk(setup: &Setup, path: Option<ScratchPath>) {
     let Some(disk) = &setup.request.disk else { return };
     let planned = &setup.launch.plan().planned;
@@ -82,7 +82,7 @@ fn say_disk(setup: &Setup, path: Option<ScratchPath>) {
     }
 }
 
-/// Sizes of micro-batches with their times.
+/// Micro-batch splits with their measured and predicted times.
 pub(super) fn shown(splits: &[TimedSplit]) -> String {
     let split = |split: &TimedSplit| {
         let TimedSplit { batch, accumulate, predicted_seconds, step_seconds } = split;
@@ -93,8 +93,8 @@ pub(super) fn shown(splits: &[TimedSplit]) -> String {
     splits.iter().map(split).collect::<Vec<_>>().join(", ")
 }
 
-/// A trainer for a run that was saved because device memory got short. Says what the run should do when it gets
-/// short again.
+/// Builds a trainer with a smaller budget, for a run that saved and stopped because device memory ran short. Prints
+/// what happens if memory runs short again.
 pub(super) fn within_less<D: Trains>(
     setup: &mut Setup,
     trainer: Trainer<D>,
@@ -123,15 +123,15 @@ fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
 struct Site<'a> {
     settings: &'a Settings,
     data: &'a RunData,
-    /// What the model reads.
+    /// The unit of the model's input: tokens or images.
     unit: Unit,
     style: Style,
     cpu: CpuUse,
-    /// Of the run.
+    /// Steps of the run.
     steps: u64,
     disk: Option<&'a DiskTier>,
     crew: Option<&'a Crew>,
-    /// Weights that are being made.
+    /// Progress of weight initialization.
     making: Option<progress::Bytes>,
 }
 
@@ -141,7 +141,7 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
         let disk = DiskTier::options(self.disk);
         let tune_seconds = tuning::seconds(run_seconds);
         let options = D::options(self.cpu, budget, disk, tune_seconds, before, self.crew);
-        // Predictions that measure losses give back what they do not need.
+        // Predictions that measure held-out losses release the memory they do not need.
         match self.settings.predict.as_ref().is_some_and(|predict| predict.held_out_batches() > 0) {
             true => D::releasing(options),
             false => options,

@@ -1,4 +1,4 @@
-//! Which model a run trains.
+//! Resolves the model of a run: a preset, a directory or a model on a hub.
 
 use super::data::DataForm;
 use super::options::{Given, Settings};
@@ -19,23 +19,23 @@ use storm_model::{
 
 /// A model to train, and where its weights come from.
 pub(super) struct Model {
-    /// As it was given; a name on a hub with its commit.
+    /// The name as given; for a hub model, with its commit.
     pub(super) name: String,
-    /// Where it is, if it is a directory.
+    /// The directory, if the model is one.
     directory: PathBuf,
     pub(super) config: AnyModel,
-    /// None: fresh weights.
+    /// `None` for fresh weights.
     pub(super) weights: Option<Weights>,
 }
 
-/// Weights that a run begins with.
+/// The weights a run starts from.
 pub(super) enum Weights {
     Language(Box<HfDirectory>),
     Image(Box<ImageDirectory>),
 }
 
 impl Weights {
-    /// Of a language model.
+    /// The directory, for a language model.
     pub(super) fn language(&self) -> Option<&HfDirectory> {
         match self {
             Weights::Language(directory) => Some(directory),
@@ -65,7 +65,7 @@ impl ParameterSource for Weights {
     }
 }
 
-/// A preset of any kind.
+/// Finds a preset, of a language model or an image classifier.
 fn preset_of_any(name: &str) -> Result<AnyModel, ModelError> {
     match image_preset(name) {
         Some(config) => Ok(config.into()),
@@ -73,16 +73,17 @@ fn preset_of_any(name: &str) -> Result<AnyModel, ModelError> {
     }
 }
 
-/// What is known of a model before its weights are downloaded or the vocabulary of the data is known.
+/// What is known about a model before its weights are downloaded and before the data's vocabulary is known.
 pub(super) struct Outline {
     pub(super) name: String,
     pub(super) config: AnyModel,
-    /// Whether the config is that of weights, or of a preset that is yet to take a shape and a vocabulary.
+    /// Whether the weights are fresh: the config is a preset's, which still takes its shape and vocabulary from the
+    /// options and the data.
     pub(super) is_fresh: bool,
 }
 
 impl Outline {
-    /// Reads the config of the model that is named; of a hub, only that.
+    /// Reads the config of the named model. From a hub, downloads nothing else.
     pub(super) fn new(settings: &Settings) -> Result<Outline> {
         let name = named(settings)?;
         let located = model::locate_quietly(&name, Wanted::Config)?;
@@ -109,7 +110,8 @@ impl Outline {
     }
 }
 
-/// The model for data of this form: fresh weights take its vocabulary or its classes, those of a directory must do.
+/// Fits the config to the data. A fresh model takes the data's vocabulary or classes; existing weights must already
+/// support them.
 fn for_data(
     settings: &Settings,
     name: &str,
@@ -149,7 +151,7 @@ fn for_data(
     }
 }
 
-/// A model of a directory, if it knows that many tokens.
+/// The config of a directory, if its vocabulary covers the data's.
 fn knowing(name: &str, config: ModelConfig, vocabulary: usize) -> Result<ModelConfig, UsageError> {
     if vocabulary > config.vocab_size {
         let problem = format!(
@@ -162,7 +164,7 @@ fn knowing(name: &str, config: ModelConfig, vocabulary: usize) -> Result<ModelCo
     Ok(config)
 }
 
-/// Refuses options that only language models have.
+/// Refuses options that apply only to language models.
 fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
     let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
     let shape = [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some());
@@ -184,7 +186,7 @@ fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
     }
 }
 
-/// Refuses options that only pictures have.
+/// Refuses options that apply only to images.
 fn check_text_options(settings: &Settings) -> Result<(), UsageError> {
     let given =
         [("flip", settings.flip), ("crop", settings.crop > 0), ("cutout", settings.cutout > 0)];
@@ -196,7 +198,7 @@ fn check_text_options(settings: &Settings) -> Result<(), UsageError> {
     }
 }
 
-/// The model with the adapters that a run asks for; those of a directory are known to fit it.
+/// Adds the adapters the run asks for. An adapter directory has already been checked against the model.
 fn with_adapters(settings: &Settings, config: ModelConfig) -> Result<ModelConfig> {
     let config = match &settings.adapter {
         Some(path) => AdapterDirectory::open(path)?.apply_to(&config)?,
@@ -205,8 +207,8 @@ fn with_adapters(settings: &Settings, config: ModelConfig) -> Result<ModelConfig
     Ok(settings.base.apply_to(config)?)
 }
 
-/// Writes down what the adapter that a run begins with was made with: the run has the same options, whatever becomes of
-/// that directory.
+/// Copies the options of the adapter the run starts from into `given`, so that the run can resume even if that
+/// directory changes or disappears.
 pub(super) fn take_adapter(given: &mut Given, base: &AnyModel) -> Result<()> {
     let Some(path) = &given.adapter else { return Ok(()) };
     let Some(base) = base.language() else {
@@ -231,7 +233,7 @@ fn named(settings: &Settings) -> Result<String> {
     })
 }
 
-/// Refuses to change the shape of weights that are there.
+/// Refuses shape options for existing weights.
 fn check_shape(settings: &Settings) -> Result<(), UsageError> {
     let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
     if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
@@ -243,7 +245,7 @@ fn check_shape(settings: &Settings) -> Result<(), UsageError> {
 }
 
 impl Model {
-    /// The model as it is named, before the vocabulary of the data is known.
+    /// Resolves the named model, before the data's vocabulary is known.
     pub(super) fn new(settings: &Settings) -> Result<Model> {
         let name = named(settings)?;
         let located = model::locate(&name, Wanted::All)?;
@@ -290,10 +292,10 @@ impl Model {
         Ok(Model { name, directory, config, weights })
     }
 
-    /// What PEFT is to load the base from.
+    /// The base model to record in the adapter's PEFT config.
     pub(super) fn base(&self) -> String {
         match self.directory.canonicalize() {
-            // A name on a hub, which PEFT takes without its revision.
+            // A hub name, which PEFT expects without the revision.
             _ if !Path::new(&self.name).exists() => {
                 self.name.split('@').next().unwrap_or_default().to_owned()
             }
@@ -302,7 +304,7 @@ impl Model {
         }
     }
 
-    /// What ties the model to a tokenizer: none for fresh weights.
+    /// The directory and vocabulary that determine the tokenizer; `None` for fresh weights.
     pub(super) fn of_tokenizer(&self) -> Option<TokenizerWeights<'_>> {
         let vocabulary = self.config.language()?.vocab_size;
         self.weights.as_ref().map(|_| TokenizerWeights { directory: &self.directory, vocabulary })
@@ -314,7 +316,7 @@ impl Model {
     }
 }
 
-/// The config of a run that began from a preset, by every option of it as text.
+/// The config of a run that started from a preset, rebuilt from its recorded options.
 pub(crate) fn config_of_record(
     record: &BTreeMap<String, String>,
     vocabulary: usize,
@@ -333,7 +335,7 @@ pub(crate) fn config_of_record(
     Ok(fresh(&given.resolve(), base, vocabulary)?)
 }
 
-/// A preset with another shape, for this vocabulary.
+/// The preset with the shape options applied, for this vocabulary.
 fn fresh(
     settings: &Settings,
     mut config: ModelConfig,
@@ -345,7 +347,7 @@ fn fresh(
     }
     if let Some(width) = settings.width {
         config.hidden_size = width.get();
-        // What is far too large stays so, and is refused with the other sizes.
+        // Saturate rather than overflow: validation refuses sizes that are far too large.
         config.intermediate_size = width.get().saturating_mul(4);
     }
     if let Some(heads) = settings.heads {

@@ -1,16 +1,16 @@
-//! How the pictures of a dataset are normalized.
+//! Normalization of a dataset's images.
 
 use storm_data::records::RecordManifest;
 use storm_model::ImageConfig;
 
-/// What is known of the pictures of a dataset.
+/// The known statistics of a dataset's images.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Normalization {
-    /// They are those of CIFAR-10, whose statistics are published.
+    /// The images are CIFAR-10, whose statistics are published.
     Cifar10,
     /// Statistics of the training part.
     Measured { mean: Vec<f64>, std: Vec<f64> },
-    /// Nothing: the dataset was packed before statistics were kept, or is not packed yet.
+    /// No statistics: the dataset is not packed yet, or was packed before STORM stored them.
     Unknown,
 }
 
@@ -25,17 +25,17 @@ impl Normalization {
         match is_rounded(&published_mean, &mean) && is_rounded(&published_std, &std) {
             true => Normalization::Cifar10,
             false => {
-                // A channel that is the same everywhere is only moved.
+                // Only shift a constant channel: dividing by its std of 0 would not be finite.
                 let std = std.into_iter().map(|std| if std > 0.0 { std } else { 1.0 }).collect();
                 Normalization::Measured { mean, std }
             }
         }
     }
 
-    /// A fresh model for such pictures, which has the form of theirs already.
+    /// Sets the normalization of a fresh model whose shape already fits the images.
     pub(super) fn apply(&self, mut config: ImageConfig) -> ImageConfig {
         match self {
-            // As a config is made.
+            // Keep the config's own normalization.
             Normalization::Cifar10 | Normalization::Unknown => {}
             Normalization::Measured { mean, std } => {
                 (config.mean, config.std) = (mean.clone(), std.clone());
@@ -44,7 +44,7 @@ impl Normalization {
         config
     }
 
-    /// What a run says of it.
+    /// Describes the normalization for the run's output.
     pub(super) fn words(&self, config: &ImageConfig) -> String {
         let shown = |values: &[f64]| {
             values.iter().map(|value| format!("{value:.4}")).collect::<Vec<_>>().join(", ")
@@ -63,7 +63,7 @@ impl Normalization {
     }
 }
 
-/// Whether these are the values with four digits.
+/// Whether these are the published values rounded to four digits.
 fn is_rounded(published: &[f64], values: &[f64]) -> bool {
     published.len() == values.len()
         && published

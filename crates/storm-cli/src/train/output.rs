@@ -1,21 +1,21 @@
-//! Output of a run.
+//! Output styles of a run, and the commands it prints.
 
 use crate::streams;
 use std::path::Path;
 
-/// What a run prints.
+/// The output format of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// Tables, sentences, a bar.
+    /// Tables, sentences and a progress bar.
     People,
-    /// Objects of JSON, one per line.
+    /// JSON objects, one per line.
     Json,
-    /// Errors and results.
+    /// Only errors and results.
     Quiet,
 }
 
 impl Style {
-    /// For people only.
+    /// Prints text in the `People` style only.
     pub(super) fn say(self, text: &str) {
         if self == Style::People {
             print(text);
@@ -23,7 +23,7 @@ impl Style {
     }
 }
 
-/// A line on standard output. The reader may stop early; the run continues.
+/// Prints a line to standard output. The run continues if the pipe is closed.
 pub(super) fn print(text: &str) {
     streams::line_if_read(text);
 }
@@ -33,7 +33,7 @@ pub(super) fn resume_command(folder: &Path) -> String {
     format!("storm train {} --resume", shell_word(&folder.join("config.toml")))
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for the shell.
 pub(crate) fn shell_word(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "-_./".contains(c);

@@ -1,4 +1,4 @@
-//! Packs data that is not a dataset yet, when a run begins: text, or a folder of pictures.
+//! Packs data that is not a dataset yet when a run begins: text, or a folder of images.
 
 use super::options::{Given, Settings};
 use super::output::Style;
@@ -13,19 +13,19 @@ use storm_data::{
     SpecialTokens, TokenizerSource, files_to_pack, pack,
 };
 
-/// A folder of pictures that is not packed yet.
+/// A folder of images that is not packed yet.
 pub(super) struct Pictures {
     folder: PathBuf,
     input: RecordInput,
-    /// What packing will find.
+    /// The columns and parts that packing will produce.
     pub(super) outline: RecordOutline,
 }
 
 impl Pictures {
-    /// Looks at what is named; none if it holds no pictures.
+    /// Recognizes a folder of images; `None` if it holds none.
     ///
     /// # Errors
-    /// The pictures cannot be packed, by the first of them.
+    /// The images cannot be packed, judging by the first one.
     pub(super) fn find(data: &Path) -> Result<Option<Pictures>, DataError> {
         let Some(input) = RecordInput::recognize(&[data.to_owned()])? else { return Ok(None) };
         let outline = options(input.clone(), data, 0.0).outline();
@@ -33,7 +33,7 @@ impl Pictures {
         Ok(Some(Pictures { folder: data.to_owned(), input, outline }))
     }
 
-    /// Refuses a share to hold out of an input that has such a part.
+    /// Refuses `held-out` if the data already has a part for evaluation.
     pub(super) fn check(&self, given: &Given) -> Result<(), UsageError> {
         match given.held_out.is_some_and(|share| share > 0.0) && self.outline.has_held_out_part {
             true => Err(UsageError(format!(
@@ -44,7 +44,7 @@ impl Pictures {
         }
     }
 
-    /// Packs them, and says what is held out.
+    /// Packs the images, and prints what is held out.
     pub(super) fn pack(&self, settings: &Settings, out: &Path, style: Style) -> Result<()> {
         let (held_out, why) = match self.outline.has_held_out_part {
             true => (0.0, "the test part".to_owned()),
@@ -68,7 +68,7 @@ impl Pictures {
     }
 }
 
-/// Names the command that can resize pictures or leave some out, which a run does not.
+/// Adds the command that can resize or skip images, which `storm train` does not.
 fn advised(error: DataError, folder: &Path) -> DataError {
     match error {
         DataError::Input { path, problem } => {
@@ -95,7 +95,6 @@ fn options(input: RecordInput, out: &Path, held_out: f64) -> RecordPackOptions {
     }
 }
 
-/// Packs text.
 pub(super) fn pack_text(
     settings: &Settings,
     data: &Path,

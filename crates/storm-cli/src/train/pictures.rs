@@ -1,4 +1,4 @@
-//! Held-out pictures with what the model takes them for: a few after every evaluation, more at the end.
+//! Classifies sample images from the held-out part: a few after every evaluation, more at the end.
 
 use super::setup::Setup;
 use anyhow::{Context, Result};
@@ -9,24 +9,23 @@ use storm_data::records::{Order, RecordBatch, RecordLoader, RecordLoaderOptions,
 use storm_model::{AnyModel, ImageDirectory};
 use storm_train::{Guess, History, NamedInputs, Picture, Pictures, Shown, Viewer};
 
-/// How many are shown at the end.
+/// Images classified at the end of the run.
 const PICTURES_MAX: u64 = 32;
 
-/// How many of these, the first, the model classifies after every evaluation.
+/// Images classified after every evaluation: the first ones of those shown at the end.
 const VIEWED_MAX: u64 = 8;
 
-/// The share of host memory that looking after an evaluation may take.
+/// Classifying after evaluations may use one part in this many of host memory.
 const VIEWER_SHARE: u64 = 16;
 
-/// Host memory for looking at pictures after every evaluation; none for a model that reads something else, and if it is too
-/// large a share.
+/// Host memory for classifying images after every evaluation. 0 for other models, and if it would exceed the limit.
 pub(super) fn viewer_bytes(model: &AnyModel, ram_bytes: u64) -> Result<u64> {
     let Some(config) = model.image() else { return Ok(0) };
     let bytes = Viewer::memory_bytes(config, VIEWED_MAX as usize)?;
     Ok(if bytes <= ram_bytes / VIEWER_SHARE { bytes } else { 0 })
 }
 
-/// Looks at pictures after every evaluation, in a run that has memory for it.
+/// The viewer that classifies images after every evaluation, if the run has memory for it.
 pub(super) fn viewer(setup: &Setup) -> Result<Option<Viewer>> {
     let (Some(set), Some(config)) = (setup.data.records(), setup.model.config.image()) else {
         return Ok(None);
@@ -39,7 +38,7 @@ pub(super) fn viewer(setup: &Setup) -> Result<Option<Viewer>> {
     Ok(Some(Viewer::new(config, batch.samples.len(), inputs(&batch)?)?))
 }
 
-/// Looks at some of the held-out pictures with the saved model.
+/// Classifies some of the held-out images with the saved model.
 pub(super) fn look(setup: &Setup, model: &Path, step: u64, history: &History) -> Result<Pictures> {
     let Some(set) = setup.data.records() else { return Ok(Pictures::None) };
     if set.records(Split::Held) == 0 {
@@ -76,7 +75,7 @@ pub(super) fn look(setup: &Setup, model: &Path, step: u64, history: &History) ->
 
 const MISSING: &str = "the dataset has no pictures with classes";
 
-/// Up to so many pictures of the held-out part, chosen by the seed. Fewer of them are the first of more.
+/// Up to `most` held-out images, chosen by the seed. A smaller batch is a prefix of a larger one.
 fn batch(setup: &Setup, set: &Arc<RecordSet>, most: u64) -> Result<RecordBatch> {
     let count = set.records(Split::Held).min(most) as usize;
     let options = RecordLoaderOptions {
@@ -89,7 +88,7 @@ fn batch(setup: &Setup, set: &Arc<RecordSet>, most: u64) -> Result<RecordBatch> 
     Ok(batch)
 }
 
-/// What a model reads of them.
+/// The model's inputs from a batch.
 fn inputs(batch: &RecordBatch) -> Result<NamedInputs> {
     let images = batch.column("images").context(MISSING)?;
     let targets = batch.column("targets").and_then(|column| column.to_i32()).context(MISSING)?;

@@ -1,4 +1,4 @@
-//! What `storm plan CONFIG` plans: the run of a config file, before it is begun.
+//! The run of a config file as `storm plan CONFIG` plans it, before it begins.
 
 use super::checks;
 use super::config::{self, BadConfig};
@@ -16,17 +16,17 @@ use std::path::Path;
 use storm_device::cuda::diagnose;
 use storm_model::Packing;
 
-/// The run of a config file, with flags in place of its keys. Data need not be there: a preset then has its own
-/// vocabulary.
+/// The planner's request for a config file, with flags overriding its keys. The data need not exist; a preset then
+/// keeps its own vocabulary.
 ///
-/// Space on a disk without a folder is that of so many drives on paper.
+/// Disk space without a folder stands for an assumed disk of `drives` drives.
 pub(crate) fn request_of_config(path: &Path, flags: Given, drives: u8) -> Result<Request> {
     let given = flags.over(config::read(path)?);
     config::check_values(&given)?;
     request_of(&given, Some(drives))
 }
 
-/// Refuses a config whose run could not start: all that is checked and planned before data is packed.
+/// Refuses a config whose run could not start: runs every check and the planning that precede packing the data.
 pub(crate) fn check_config(text: &str) -> Result<()> {
     let given = config::parse(text).map_err(BadConfig)?;
     let settings = given.clone().resolve();
@@ -40,7 +40,7 @@ pub(crate) fn check_config(text: &str) -> Result<()> {
     }
 }
 
-/// The positions of a model that has weights; none if the name is that of a preset.
+/// The positions of a model with weights; `None` for a preset.
 pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
     let given = Given { model: Some(name.to_owned()), ..Given::default() };
     let model = model::Outline::new(&given.resolve())?;
@@ -71,7 +71,7 @@ fn request_of(given: &Given, drives: Option<u8>) -> Result<Request> {
     request(settings, &model.name, config, options, machine, loading)
 }
 
-/// Where the run would train; hardware that is named need not be here.
+/// The device the run would train on. With a named hardware profile, it need not be present.
 fn kind(settings: &Settings) -> DeviceKind {
     match settings.device {
         DeviceArg::Cpu => DeviceKind::Cpu,

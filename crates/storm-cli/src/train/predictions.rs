@@ -1,9 +1,9 @@
-//! What a run says of its predictions, to people and to programs.
+//! Output lines about predictions.
 
 use serde_json::{Value, json};
 use storm_train::{Judgement, Jump, Prediction};
 
-/// A jump while it is tried.
+/// Describes one jump that was tried.
 pub(super) fn jumped(step: u64, jump: &Jump) -> String {
     let Jump { tau, loss_before, loss, verdict, .. } = jump;
     let verdict = verdict.name();
@@ -24,7 +24,7 @@ pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
     })
 }
 
-/// The jumps between two steps.
+/// Describes all jumps between two steps.
 pub(super) fn predicted(step: u64, prediction: &Prediction) -> String {
     let Prediction { accepted, made, tau, loss_before, loss, .. } = prediction;
     match accepted {
@@ -47,7 +47,7 @@ pub(super) fn predicted_object(step: u64, prediction: &Prediction) -> Value {
     })
 }
 
-/// What a correction came to.
+/// Describes the judgement after a correction.
 pub(super) fn judged(step: u64, judgement: &Judgement) -> String {
     let Judgement { loss, expected, kept, .. } = judgement;
     let found = format!("held-out loss {loss:.4}, expected {expected:.4}");

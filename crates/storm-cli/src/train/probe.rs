@@ -1,4 +1,4 @@
-//! The held-out rows that predictions are judged by: the last ones, where evaluations look at the first.
+//! The held-out rows that judge predictions: the last ones, because evaluations read the first.
 
 use crate::UsageError;
 use crate::predict::PredictArg;
@@ -6,10 +6,10 @@ use anyhow::Result;
 use serde_json::json;
 use storm_train::{AnyBatch, BatchSource, RunError};
 
-/// The first of them, among so many rows that are held out, of which evaluations look at some.
+/// The first row that predictions use, of `held` held-out rows of which evaluations read the first `evaluated`.
 ///
 /// # Errors
-/// There are too few: they would be none, or overlap with those of evaluations.
+/// There are too few rows: predictions and evaluations would overlap.
 pub(super) fn first_row(
     predict: &PredictArg,
     batch: usize,
@@ -26,7 +26,7 @@ pub(super) fn first_row(
     }
 }
 
-/// Reads micro-batches of held-out data from a row on.
+/// Reads micro-batches of held-out data, starting at a row.
 pub(super) fn read(
     mut source: Box<dyn BatchSource>,
     first_row: u64,

@@ -1,4 +1,4 @@
-//! A run as it goes: a bar on a terminal, lines elsewhere, objects for programs.
+//! Progress of a run: a bar on a terminal, lines elsewhere, JSON objects for programs.
 
 use super::output::{Style, print};
 use super::predictions;
@@ -13,16 +13,16 @@ use std::time::Instant;
 use storm_plan::Tier;
 use storm_train::{Event, Part, RunError, Sink, StepRecord, StopReason};
 
-/// A small bar, and only where there is room for it beside the figures.
+/// A small bar, shown only on terminals wide enough for it beside the numbers.
 const BAR_COLUMNS: usize = 8;
 const BAR_FROM_COLUMNS: usize = 100;
 
-/// Columns that are left for figures on a terminal of this width.
+/// Columns left for the numbers on a terminal of this width.
 fn figure_columns(columns: usize) -> usize {
     if columns < BAR_FROM_COLUMNS { columns } else { columns - BAR_COLUMNS - 1 }
 }
 
-/// What a run says while it goes.
+/// The progress display of a run.
 pub(super) struct Progress {
     style: Style,
     bar: Option<ProgressBar>,
@@ -32,7 +32,7 @@ pub(super) struct Progress {
     started_at: u64,
     device_budget: u64,
     host_budget: u64,
-    /// Passes over the data that a step makes.
+    /// Epochs per step.
     epochs_per_step: f64,
     eval_loss: Option<f64>,
     eval_accuracy: Option<f64>,
@@ -41,7 +41,7 @@ pub(super) struct Progress {
     part: Part,
 }
 
-/// A mean that forgets.
+/// An exponential moving average.
 #[derive(Default)]
 struct Smooth {
     value: Option<f64>,
@@ -76,12 +76,12 @@ impl Progress {
         }
     }
 
-    /// What was done under the present plan.
+    /// Statistics since the present plan started.
     pub(super) fn part(&self) -> &Part {
         &self.part
     }
 
-    /// The run continues within another budget.
+    /// Sets the budget after the run continued with another one.
     pub(super) fn set_device_budget(&mut self, bytes: u64) {
         self.device_budget = bytes;
     }
@@ -129,7 +129,7 @@ impl Progress {
         self.started.elapsed().as_secs_f64() / done * left
     }
 
-    /// A line that stays, above the bar if there is one.
+    /// Prints a permanent line, above the bar if there is one.
     fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(&*plain(text)),
@@ -277,7 +277,7 @@ impl Sink for Progress {
                 }
                 let reason = reason(finished.reason);
                 self.line(&format!("{reason} after {} steps", finished.step));
-                // A run that makes room continues: `started` follows.
+                // The run makes room and continues: a `started` event follows.
                 let event = match finished.reason {
                     StopReason::MemoryShort(_) => "making_room",
                     _ => "finished",

@@ -1,4 +1,4 @@
-//! The progress of a run in one line that fits.
+//! Formats the progress of a run as one line that fits the terminal.
 
 use crate::model::grouped;
 use crate::size;
@@ -6,10 +6,10 @@ use crate::streams::duration;
 use storm_model::Unit;
 use storm_train::Phase;
 
-/// Columns where the terminal does not say how many it has.
+/// Assumed width of a terminal that does not report one.
 pub(super) const COLUMNS_DEFAULT: usize = 80;
 
-/// What is known after a step.
+/// The numbers shown after a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) step: u64,
@@ -17,26 +17,26 @@ pub(super) struct Figures {
     /// Smoothed.
     pub(super) loss: f64,
     pub(super) held_out_loss: Option<f64>,
-    /// Shares of targets that the model finds, for one that classifies: in training, smoothed, and held out.
+    /// Accuracy of a classifier: in training (smoothed), and held out.
     pub(super) accuracy: Option<f64>,
     pub(super) held_out_accuracy: Option<f64>,
     pub(super) learning_rate: f32,
     pub(super) gradient_norm: f32,
-    /// Passes over the data so far.
+    /// Epochs so far.
     pub(super) epochs: f64,
     pub(super) unit: Unit,
     pub(super) units_per_second: f64,
     pub(super) seconds_left: f64,
-    /// Taken and allowed.
+    /// Used and budgeted.
     pub(super) device_bytes: [u64; 2],
     pub(super) host_bytes: [u64; 2],
-    /// Of copies.
+    /// Fraction of copy time hidden behind compute.
     pub(super) hidden_share: Option<f64>,
-    /// In a run that predicts.
+    /// Only in a run that predicts.
     pub(super) phase: Option<Phase>,
 }
 
-/// A field, and how soon it is dropped where there is no room: those with the highest number first.
+/// A field and its rank. Fields with the highest rank are dropped first when there is no room.
 type Field = (u8, String);
 
 /// The line, with as many fields as fit.

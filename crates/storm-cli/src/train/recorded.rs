@@ -1,4 +1,4 @@
-//! What the folder of a run says of how it was trained and evaluated.
+//! The training and evaluation settings recorded in a run's folder.
 
 use super::config;
 use super::data;
@@ -9,27 +9,26 @@ use anyhow::{Context, Result};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// A run as its `config.toml` has it.
+/// The settings of a run, from its `config.toml`.
 pub(crate) struct Recorded {
-    /// The dataset.
     pub(crate) data: PathBuf,
     pub(crate) seq: usize,
     pub(crate) overlong: OverlongArg,
-    /// Sequences per micro-batch, and micro-batches per step.
+    /// Sequences per micro-batch; `accumulate` counts micro-batches per step.
     pub(crate) batch: usize,
     pub(crate) accumulate: usize,
-    /// Steps' worth of held-out data that an evaluation looks at.
+    /// Size of an evaluation, in steps' worth of held-out data.
     pub(crate) eval_steps: u64,
     pub(crate) precision: PrecisionArg,
     pub(crate) cpu_products: CpuProductsArg,
     pub(crate) chunk_rows: usize,
-    /// Part of its losses.
+    /// Label smoothing, which is part of the run's losses.
     pub(crate) label_smoothing: f32,
     pub(crate) device: DeviceArg,
 }
 
 impl Recorded {
-    /// The run in a folder; none if it is not the folder of a run.
+    /// Reads the settings from a run's folder; `None` if the folder is not a run's.
     pub(crate) fn of_folder(folder: &Path) -> Result<Option<Recorded>> {
         let config = folder.join("config.toml");
         if !config.exists() {

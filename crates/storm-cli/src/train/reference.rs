@@ -1,23 +1,24 @@
-//! Defaults for the help, and docs/config.md, from the one definition of the options.
+//! Generates the defaults in `--help` and the table in docs/config.md from the one definition of
+//! the options.
 
 use super::options::Given;
 use crate::size;
 use clap::{Arg, Args, Command};
 use std::collections::BTreeMap;
 
-/// The flags that are also keys.
+/// The flags that are also config keys.
 pub(super) fn flags() -> Vec<Arg> {
     Given::augment_args(Command::new("train")).get_arguments().cloned().collect()
 }
 
-/// What holds if a key is not given, as it is written in a config file.
+/// The default of a key, as a config file would write it.
 fn default_of(key: &str) -> Option<toml::Value> {
     let defaults = toml::Table::try_from(Given::defaults())
         .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
     defaults.get(key).cloned()
 }
 
-/// Options with their values under the headings of their definition, in its order.
+/// Options with their values, grouped by heading in the order of their definition.
 pub(crate) fn by_heading(
     settings: &BTreeMap<String, String>,
 ) -> Vec<(String, Vec<(String, String)>)> {

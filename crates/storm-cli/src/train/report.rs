@@ -1,4 +1,4 @@
-//! The pictures that a run leaves: `report.html` and the trace of a step.
+//! The files a run writes about itself: `report.html` and the trace of a step.
 
 use super::launch;
 use super::setup::Setup;
@@ -12,17 +12,17 @@ use storm_files::{StagedFile, replace_file};
 use storm_plan::{Plan, Tier};
 use storm_train::{History, LastPlan, Measure, Part, Pictures, PlanFacts, RunError, write_report};
 
-/// What a page is made of besides the setup and what was recorded.
+/// The contents of the page besides the setup and the history.
 pub(super) struct Page<'a> {
     pub(super) pictures: Pictures,
     pub(super) plan: &'a Plan,
     pub(super) measure: &'a Measure,
-    /// How its data was read, predicted and measured.
+    /// Data loading throughput, predicted and measured.
     pub(super) data: &'a [(&'a str, String)],
 }
 
 impl Page<'_> {
-    /// Writes the page and the trace, and says where the page is; none if no step was looked at.
+    /// Writes the page and the trace, and returns the page's path; `None` if no step was traced.
     pub(super) fn write(
         &self,
         setup: &Setup,

@@ -1,4 +1,4 @@
-//! Text by the trained model.
+//! Generates sample text with the trained model.
 
 use crate::source::{ModelSource, Which};
 use crate::writing;
@@ -9,13 +9,13 @@ use storm_device::cpu::CpuDevice;
 use storm_model::DecodeOptions;
 use storm_train::{Decoder, Generator, Sampling};
 
-/// How to write.
+/// Options for generating the sample.
 pub(super) struct SampleOptions<'a> {
     pub(super) prompt: &'a str,
     pub(super) tokens: usize,
     pub(super) temperature: f64,
     pub(super) seed: u64,
-    /// The longest text that the model looks back on.
+    /// Context length in tokens.
     pub(super) sequence: usize,
 }
 

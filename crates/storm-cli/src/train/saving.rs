@@ -1,4 +1,4 @@
-//! How a run saves its checkpoints, decided and said before the first step.
+//! Chooses how a run saves checkpoints, and reports it before the first step.
 
 use super::output::{Style, print};
 use super::ranks::Crew;
@@ -13,12 +13,13 @@ use serde_json::json;
 use storm_device::PlanDevice;
 use storm_train::Run;
 
-/// Takes the memory that saving needs, and says what it takes of memory, disk and time.
+/// Allocates the memory that saving needs, and prints the cost in memory, disk space and time.
 pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()> {
     let request = &setup.request;
     let mut saving = request.saving(&setup.launch.plan().planned.prediction);
     let ranks = setup.crew.as_ref().map_or(1, Crew::count);
-    // A snapshot would be of what all ranks own.
+    // With several ranks, each saves what it owns: a snapshot would have to hold the state of all
+    // ranks.
     if ranks > 1 && request.save_mode != SaveModeArg::Background && run.save_by_ranks()? {
         saving = Saving::ByRanks;
     }
@@ -34,7 +35,7 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
     let share = request.disk.as_ref().and_then(|disk| disk.saved(&setup.launch.plan().planned));
     let bytes = request.disk_bytes();
     let disk_bytes = bytes.saturating_mul(at_a_time(setup));
-    // A disk that cannot be asked or written to will say so at the first checkpoint.
+    // If the free space cannot be queried, the first checkpoint reports the problem.
     let free_bytes = disk::free_bytes(&setup.folder).ok();
     if let Some(free) = free_bytes.filter(|&free| share.is_some() && free < bytes) {
         return Err(OverBudget(format!(
@@ -60,7 +61,7 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
     };
     let written_seconds = bytes_per_second.map(|speed| bytes as f64 / speed.max(1) as f64);
     let read_seconds = share.map(|share| share.seconds);
-    // What is on disk is copied: read, then written.
+    // State on disk is copied: first read, then written.
     let pause_seconds =
         written_seconds.map(|seconds| seconds + read_seconds.unwrap_or(0.0)).or(read_seconds);
     if setup.style == Style::Json {
@@ -110,7 +111,7 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
     Ok(())
 }
 
-/// The most checkpoints that are on the disk together: those that stay, and one that is written.
+/// The most checkpoints on disk at once: those that are kept, and the one being written.
 pub(super) fn at_a_time(setup: &Setup) -> u64 {
     let settings = &setup.settings;
     let marked = settings.keep_every.map_or(0, |every| setup.steps / every.get());

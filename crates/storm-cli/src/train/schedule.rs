@@ -1,4 +1,4 @@
-//! How long a run is, and its learning rate by step.
+//! The length of a run and its learning-rate schedule.
 
 use super::model::Model;
 use super::options::{Given, Settings};
@@ -8,36 +8,38 @@ use crate::UsageError;
 use anyhow::Result;
 use storm_train::{Decay, Schedule};
 
-/// Steps of a run whose length is not given.
+/// Default number of steps.
 pub(super) const STEPS_DEFAULT: u64 = 1000;
 
-/// The part of a run in which the learning rate falls, if it is not given.
+/// Default length of the cooldown.
 const COOLDOWN_DEFAULT: Span = Span::Share(0.2);
 
-/// The highest learning rate, if it is not given: of fresh weights,
+/// Default peak learning rate for fresh weights.
 pub(crate) const FRESH_RATE: f64 = 3e-4;
-/// of a language model's own weights, which a higher one would make forget what they know,
+/// Default peak learning rate for a pretrained language model: a higher one would make it forget
+/// what it learned.
 pub(crate) const FURTHER_RATE: f64 = 2e-5;
-/// and of adapters, which start at zero.
+/// Default peak learning rate for adapters, which start at zero.
 const ADAPTER_RATE: f64 = 2e-4;
 
-/// The learning rate of the last step, if it is not given, as a share of the highest.
+/// Default final learning rate, as a fraction of the peak.
 const FINAL_SHARE: f64 = 0.1;
 
-/// Steps of a run that is not measured in epochs.
+/// The number of steps when epochs are not given.
 pub(super) fn steps_given(settings: &Settings) -> u64 {
     settings.steps.map_or(STEPS_DEFAULT, Into::into)
 }
 
-/// Steps of a run: as given, or as many as its epochs take.
+/// The number of steps: as given, or as many as the epochs take.
 pub(super) fn steps(settings: &Settings, rows_per_epoch: u64, rows_per_step: u64) -> u64 {
     let Some(epochs) = settings.epochs else { return steps_given(settings) };
-    // Whole rows first: 3 epochs of 5 rows are 15, however 3.0 is stored.
+    // Round to whole rows first: 3 epochs of 5 rows must be 15 rows whatever the floating-point
+    // error.
     let rows = (epochs * rows_per_epoch as f64).ceil() as u64;
     rows.div_ceil(rows_per_step.max(1)).max(1)
 }
 
-/// Chooses the highest learning rate of a run that gives none, and says so.
+/// Chooses a default peak learning rate if none is given, and prints it.
 pub(super) fn choose_rate(given: &mut Given, model: &Model, style: Style) {
     if given.learning_rate.is_some() {
         return;
@@ -52,7 +54,7 @@ pub(super) fn choose_rate(given: &mut Given, model: &Model, style: Style) {
     style.say(&format!("learning rate {rate:e}, {why}; --learning-rate sets another"));
 }
 
-/// The learning rate of every step.
+/// The learning-rate schedule.
 pub(super) fn of(settings: &Settings, steps: u64) -> Result<Schedule> {
     let Settings { learning_rate, final_learning_rate, warmup, cooldown, cooldown_shape, .. } =
         settings;

@@ -1,4 +1,4 @@
-//! A run on a device, from the plan to the report.
+//! Runs the training on a device, from the plan to the report.
 
 use super::data;
 use super::device::{DeviceKind, Trains};
@@ -27,7 +27,7 @@ use storm_train::{
     Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
 };
 
-/// How often device memory is looked at.
+/// How often the guard checks device memory.
 const GUARD_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut setup: Setup) -> Result<()> {
@@ -47,7 +47,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         setup.style.say(&format!("data         {}", forecast.predicted()));
     }
     setup.tell_ranks()?;
-    // Other ranks cannot change their plan on the way.
+    // With several ranks the plan cannot change during the run.
     let on_alarm = if setup.crew.is_some() { OnAlarm::GoOn } else { OnAlarm::Stop };
     let mut run = begin(setup, trainer, on_alarm)?;
 
@@ -94,12 +94,12 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let settings = &setup.settings;
 
     if measure.trace().is_none() && finished.reason != StopReason::Requested {
-        // All steps were made by a process that was stopped before its report, which shows one of them.
+        // An earlier process made all steps but stopped before its report, so trace one rehearsal step for it.
         run.rehearse()?;
         measure.look(run.trainer())?;
     }
     let plan = Arc::clone(run.trainer().plan());
-    // First: a model that cannot be saved takes nothing from it.
+    // Write the report first, so that it exists even if saving the model fails.
     let mut page =
         report::Page { pictures: Pictures::None, plan: &plan, measure: &measure, data: &data };
     let report = page.write(setup, &history, progress.part())?;
@@ -148,9 +148,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     })
 }
 
-/// A run at its beginning, from the model that it starts with.
+/// Creates the run, from its initial weights.
 fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
-    // Before weights are loaded: other ranks have them, too.
+    // Connect to the other ranks before loading weights: they load them, too.
     if let Some(crew) = &setup.crew {
         trainer.lead(crew.ranks.clone())?;
     }
@@ -194,7 +194,7 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     Ok(run)
 }
 
-/// Saves the model of the best evaluation, if that is not the last one; says whether it did.
+/// Saves the model of the best evaluation, unless that is the last one. Returns whether it did.
 fn save_best<D: PlanDevice>(
     setup: &Setup,
     run: &mut Run<D>,
@@ -206,14 +206,14 @@ fn save_best<D: PlanDevice>(
         return Ok(true);
     }
     if output.exists() {
-        // Of a run that was stopped: it is the best no more.
+        // Left by an earlier process; it is no longer the best.
         std::fs::remove_dir_all(output)
             .with_context(|| format!("cannot delete {}", output.display()))?;
     }
     Ok(false)
 }
 
-/// Saves the model as it is for others to load.
+/// Saves the model in its export format.
 fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> Result<()> {
     if setup.model.config.adapters().is_some() {
         let base = setup.model.base();
@@ -233,7 +233,7 @@ fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> 
     Ok(run.trainer().save(output, &options)?)
 }
 
-/// The text that the saved model generates after the prompt, if that is asked for.
+/// Generates text with the saved model, if a sample is requested.
 fn sample(setup: &Setup, model: &Path) -> Result<Option<String>> {
     let settings = &setup.settings;
     if settings.sample_tokens == 0 {

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: the first ends the run well, the second at once.
+//! Signal handling: the first Ctrl-C stops the run cleanly, the second exits at once.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -7,10 +7,10 @@ use std::fs;
 use std::thread;
 use storm_train::Stop;
 
-/// What a shell reports of a program that Ctrl-C ended.
+/// The exit code a shell reports for a program ended by Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
-/// Makes signals ask the run to stop. SIGHUP that is ignored, by `nohup` for example, stays ignored.
+/// Makes signals request a stop. An ignored SIGHUP, as under `nohup`, stays ignored.
 pub(super) fn listen(stop: &Stop) -> Result<()> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut listened = vec![SIGINT, SIGTERM];
@@ -22,7 +22,8 @@ pub(super) fn listen(stop: &Stop) -> Result<()> {
     let wait = move || {
         for _ in signals.forever() {
             if stop.request() {
-                // A checkpoint that is being written is not in its place yet: the last one is whole.
+                // Safe even during a save: a checkpoint is moved into place only when complete, so the last one is
+                // intact.
                 std::process::exit(INTERRUPTED);
             }
             eprintln!("\nfinishing the step, then saving; press Ctrl-C again to exit at once");
@@ -35,7 +36,7 @@ pub(super) fn listen(stop: &Stop) -> Result<()> {
     Ok(())
 }
 
-/// Whether the process ignores a signal, by what Linux says of it.
+/// Whether the process ignores a signal, from the text of `/proc/self/status`.
 fn is_ignored(signal: i32, status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

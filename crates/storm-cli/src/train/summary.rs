@@ -1,11 +1,12 @@
-//! What a run came to under its last plan, beside what was predicted.
+//! The results of a run under its last plan, next to the predictions.
 
 use super::setup::Setup;
 use crate::size;
 use storm_plan::Tier;
 use storm_train::Part;
 
-/// Predicted and measured, in lines. All figures are of the part of the run since it last started or changed its plan.
+/// The predicted and measured numbers as lines. All cover the part of the run since it last started or changed its
+/// plan.
 pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> {
     let plan = setup.launch.plan();
     let prediction = &plan.planned.prediction;
@@ -26,7 +27,7 @@ pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> 
     let units = plan.batch * plan.accumulate * setup.launch.options().sequence;
     let unit = part.unit().name();
     lines.push(format!("{unit:<10} {:>10.0}/s {speed:>10.0}/s", units as f64 / predicted));
-    // Threads and tokens are there as long as the run is.
+    // Memory for threads and batches is in use throughout the run, so it counts in both columns.
     let beside = setup.request.beside_bytes;
     for (name, predicted, measured, budget) in [
         (
@@ -55,7 +56,7 @@ pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> 
     lines
 }
 
-/// Where the time went.
+/// How the time was spent.
 fn time(part: &Part) -> String {
     let mut words = format!("{:<10} {:.1} s for {} steps", "time", part.seconds(), part.steps());
     for (seconds, what) in [

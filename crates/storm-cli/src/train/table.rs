@@ -1,13 +1,13 @@
-//! One definition of every option: it makes the flag, the key of the config file, the help and the
-//! table in docs/config.md.
+//! The macro that defines every option once: from it come the flag, the config key, the help and
+//! the table in docs/config.md.
 
-/// The type of a setting: always there if it has a default.
+/// The type of a setting: `Option` only if it has no default.
 macro_rules! setting_type {
     ($type:ty) => { Option<$type> };
     ($type:ty, $default:expr) => { $type };
 }
 
-/// The value of a setting that may have been given.
+/// The value of a setting: the given one, else its default.
 macro_rules! setting_value {
     ($given:expr) => {
         $given
@@ -26,8 +26,8 @@ macro_rules! default_value {
     };
 }
 
-/// Makes `Given` (what a user wrote, as flags or as keys), `Settings` (what holds), and the list of
-/// all keys.
+/// Defines `Given` (what the user wrote, as flags or keys), `Settings` (with defaults filled in),
+/// and the list of all keys.
 macro_rules! options {
     ($( $heading:literal { $(
         $(#[doc = $doc:literal])+
@@ -43,24 +43,24 @@ macro_rules! options {
             pub(crate) $name: Option<$type>,
         )*)*}
 
-        /// What holds.
+        /// The options with defaults filled in.
         #[derive(Clone, Debug)]
         pub(crate) struct Settings {$($(
             pub(crate) $name: setting_type!($type $(, $default)?),
         )*)*}
 
         impl Given {
-            /// What is given here, and else there.
+            /// These options, with `other` filling the gaps.
             pub(crate) fn or(self, other: Given) -> Given {
                 Given {$($( $name: self.$name.or(other.$name), )*)*}
             }
 
-            /// What holds if nothing is given.
+            /// The default of every option that has one.
             pub(crate) fn defaults() -> Given {
                 Given {$($( $name: default_value!($($default)?), )*)*}
             }
 
-            /// With defaults for the rest.
+            /// Fills in the defaults.
             pub(crate) fn resolve(self) -> Settings {
                 Settings {$($( $name: setting_value!(self.$name $(, $default)?), )*)*}
             }

@@ -1,4 +1,4 @@
-//! Values of options on the command line and in a config file.
+//! Types of option values on the command line and in a config file.
 
 use crate::size;
 use clap::ValueEnum;
@@ -32,7 +32,7 @@ impl FromStr for Size {
 
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Exact, whatever unit it was written in.
+        // In bytes, so that the value round-trips exactly whatever unit it was written in.
         serializer.serialize_str(&format!("{}B", self.0))
     }
 }
@@ -52,7 +52,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// Any number of 64 bits. TOML's integers have one bit less: above those it is text.
+/// Any 64-bit number. TOML integers are signed, so larger values are written as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(pub(crate) u64);
 
@@ -194,7 +194,7 @@ pub(crate) enum Span {
 }
 
 impl Span {
-    /// How many of a run's steps that is.
+    /// The length in steps.
     pub(crate) fn of(self, steps: u64) -> u64 {
         match self {
             Span::Share(share) => (share * steps as f64).round() as u64,
