@@ -1,4 +1,4 @@
-//! How the frozen weights of a LoRA run are stored.
+//! Storage format of the frozen base weights of a LoRA run.
 
 use crate::UsageError;
 use clap::ValueEnum;
@@ -20,7 +20,7 @@ pub(crate) enum BaseArg {
 }
 
 impl BaseArg {
-    /// As a run records it.
+    /// Parses the value that a run recorded.
     pub(crate) fn of_record(text: Option<&str>) -> Result<BaseArg, UsageError> {
         text.map_or(Ok(BaseArg::Bf16), |text| {
             BaseArg::from_str(text, false)
@@ -28,7 +28,7 @@ impl BaseArg {
         })
     }
 
-    /// The model with its base stored like that.
+    /// The config with its base stored in this format.
     pub(crate) fn apply_to(self, config: ModelConfig) -> Result<ModelConfig, UsageError> {
         let base = match self {
             BaseArg::Bf16 => BaseFormat::Computed,

@@ -1,4 +1,4 @@
-//! `storm chat`: a conversation with a model, by its own chat template.
+//! `storm chat`: a conversation with a model, formatted with its chat template.
 
 use crate::size::positive;
 use crate::source::{ModelSource, Which};
@@ -13,7 +13,7 @@ use storm_data::{ChatMessage, ChatTokenizer};
 use storm_files::{IfPresent, StageError, StagedFile, open_plain};
 use storm_train::{Decoder, Generator, Sampling};
 
-/// The longest message, and the longest file of a conversation.
+/// Size limits of a message and of a saved conversation.
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -77,14 +77,14 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         match conversation.take(line.trim()) {
             Ok(Next::Leave) => return Ok(()),
             Ok(Next::Stay) => {}
-            // At a terminal the user can try again; from a pipe the first error ends the command.
+            // At a terminal the user can try again. From a pipe, the first error ends the command.
             Err(error) if is_watched => eprintln!("error: {}", crate::message(&error)),
             Err(error) => return Err(error),
         }
     }
 }
 
-/// What comes after a line.
+/// What to do after an input line.
 enum Next {
     Stay,
     Leave,
@@ -93,12 +93,12 @@ enum Next {
 struct Conversation {
     chats: ChatTokenizer,
     ends: Ends,
-    /// It keeps what it has read: a turn costs what is new in it.
+    /// Keeps its KV cache between turns, so a turn costs only its new tokens.
     model: Decoder,
     sampling: Sampling,
-    /// Of an answer, at most.
+    /// Most tokens of an answer.
     tokens: usize,
-    /// What it begins with.
+    /// The messages the conversation starts with.
     first: Vec<ChatMessage>,
     messages: Vec<ChatMessage>,
 }
@@ -124,7 +124,7 @@ impl Conversation {
                 save(Path::new(file), &self.messages)?;
                 eprintln!("saved {} messages to {file}", self.messages.len());
             }
-            // A message may begin with a path.
+            // Not a command if it contains another slash: a message may start with a path.
             (command, "") if command.starts_with('/') && !command[1..].contains('/') => {
                 return Err(
                     UsageError(format!("{command} is not a command; /help lists them")).into()
@@ -135,7 +135,7 @@ impl Conversation {
         Ok(Next::Stay)
     }
 
-    /// Writes the answer to a message. Both are part of the conversation only if all goes well.
+    /// Generates the answer to a message. Both join the conversation only if generation succeeds.
     fn answer(&mut self, message: &str) -> Result<()> {
         let mut messages = self.messages.clone();
         messages.push(ChatMessage::new("user", message));
@@ -149,7 +149,7 @@ impl Conversation {
             ))
             .into());
         };
-        // The last token is chosen from a full window, and not read.
+        // The last token is sampled from a full window but never fed back.
         let limit = self.tokens.min(room + 1);
         let mut sampling = self.sampling;
         sampling.seed = sampling.seed.wrapping_add(self.messages.len() as u64);
@@ -178,7 +178,7 @@ fn prompt() {
     let _ = write!(io::stderr(), "> ");
 }
 
-/// The next line; none at the end.
+/// Reads the next line; `None` at end of input.
 fn read_line() -> Result<Option<String>> {
     let mut line = Vec::new();
     let mut input = io::stdin().lock().take(MESSAGE_BYTES_MAX + 1);

@@ -1,4 +1,4 @@
-//! How activations are stored until the backward pass.
+//! Storage format of activations until the backward pass.
 
 use crate::UsageError;
 use clap::ValueEnum;
@@ -18,7 +18,7 @@ pub(crate) enum CodecArg {
 }
 
 impl CodecArg {
-    /// Refuses a codec for a model that has nothing to store with it.
+    /// Refuses a codec for a model without any activations it applies to.
     pub(crate) fn check(self, model: impl Into<AnyModel>) -> Result<(), UsageError> {
         let model = model.into();
         if self == CodecArg::None || model.has_gated_units() {

@@ -1,4 +1,4 @@
-//! How the CPU device sums bf16 products.
+//! Summation order of bf16 products on the CPU device.
 
 use crate::UsageError;
 use crate::precision::PrecisionArg;
@@ -20,7 +20,7 @@ pub(crate) enum CpuProductsArg {
 }
 
 impl CpuProductsArg {
-    /// Refuses AMX where it would change nothing.
+    /// Refuses AMX where it would have no effect.
     pub(crate) fn check(self, kind: DeviceKind, precision: PrecisionArg) -> Result<(), UsageError> {
         let problem = match (self, kind, precision) {
             (CpuProductsArg::Fma, ..) => return Ok(()),
@@ -36,7 +36,7 @@ impl CpuProductsArg {
         Err(UsageError(problem.to_owned()))
     }
 
-    /// What to say if this machine cannot run it well.
+    /// A warning if this machine would have to emulate AMX.
     pub(crate) fn warning(self) -> Option<String> {
         let reason = (self == CpuProductsArg::Amx).then(amx_availability)?.err()?;
         Some(format!(

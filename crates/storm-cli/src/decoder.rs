@@ -1,4 +1,4 @@
-//! Where text is generated: on which device, with everything in its memory or streamed through it.
+//! Chooses where text is generated: on which device, and with weights resident or streamed.
 
 use crate::disk_tier::DiskArgs;
 use crate::loading::Loading;
@@ -29,17 +29,17 @@ pub(crate) struct PlaceArgs {
     ram: Option<u64>,
 }
 
-/// A model that is ready.
+/// A model ready to generate text.
 pub(crate) struct Loaded {
     pub(crate) decoder: Decoder,
-    /// Which device was taken, and how the model lies in its memory; none on the CPU, if all of it is there.
+    /// The chosen device and placement, for the user; `None` on the CPU with everything resident.
     pub(crate) words: Option<String>,
 }
 
-/// Device memory that code and the driver take besides what is in use once a device is open.
+/// Device memory for kernels and driver, beyond what is in use right after opening the device.
 const CODE_BYTES: u64 = 256 << 20;
 
-/// Loads a model: with everything in device memory if that fits, else by a plan.
+/// Loads a model: resident in device memory if it fits, else streamed by a plan.
 pub(crate) fn load(
     args: &PlaceArgs,
     config: &ModelConfig,
@@ -48,7 +48,7 @@ pub(crate) fn load(
 ) -> Result<Loaded> {
     let source = &Loading::new(source, config, options.dtype);
     let needed = Decoder::size_bytes(config, options)? as u64;
-    // Slow on the CPU is better than not at all: a text may be short.
+    // Allow large models on the CPU (0 parameters passes the check): slow is better than not at all for a short text.
     let kind = find_for(args.device, 0, Style::Quiet)?;
     let asked = |device| Asked {
         device,
@@ -105,7 +105,7 @@ fn check_ram(needed: u64, ram: Option<u64>) -> Result<()> {
     }
 }
 
-/// Streams what does not fit.
+/// Loads a model that streams the weights that do not fit.
 fn streamed<D: Trains + 'static>(
     config: &ModelConfig,
     options: &DecodeOptions,

@@ -1,4 +1,4 @@
-//! What a disk has room for, what it is, and how fast it writes.
+//! Free space, medium and write speed of a disk.
 
 use rustix::fs::{major, minor, stat, statfs};
 use std::fs::{self, File};
@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The most that is written to see how fast that goes.
+/// Most bytes written to measure the write speed.
 const TRIAL_BYTES_MAX: u64 = 64 << 20;
 
-/// What a directory is on.
+/// The storage medium under a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
     Nvme,
@@ -32,26 +32,26 @@ impl Medium {
         }
     }
 
-    /// Whether it is likely too slow to read while a step runs.
+    /// Whether the medium is likely too slow to use during steps.
     pub(crate) fn is_slow(self) -> bool {
         matches!(self, Medium::Rotating | Medium::Network)
     }
 }
 
-/// Room for files of this user below a directory.
+/// Bytes free for this user on the file system of a directory.
 pub(crate) fn free_bytes(dir: &Path) -> io::Result<u64> {
     let status = statfs(dir)?;
     Ok(status.f_bavail.saturating_mul(u64::try_from(status.f_bsize).unwrap_or(0)))
 }
 
-/// Room where a path is to be made: that of the nearest folder above it that is there; none if the disk does not say.
+/// Bytes free where a path would be created, from its nearest existing ancestor; `None` if that cannot be queried.
 pub(crate) fn free_bytes_for(path: &Path) -> Option<u64> {
     let path = std::path::absolute(path).ok()?;
     let above = path.ancestors().find(|folder| folder.is_dir())?;
     free_bytes(above).ok()
 }
 
-/// Bytes per second, flushed to disk, of a file of this size, or of 64 MiB if that is less.
+/// Write speed in bytes per second, including the flush, measured with a file of this size but at most 64 MiB.
 pub(crate) fn write_speed(dir: &Path, file_bytes: u64) -> io::Result<u64> {
     let trial = Trial(dir.join(format!(".storm-trial-{}", std::process::id())));
     let mut file = File::create_new(&trial.0)?;
@@ -70,7 +70,7 @@ pub(crate) fn write_speed(dir: &Path, file_bytes: u64) -> io::Result<u64> {
     Ok((bytes as f64 / start.elapsed().as_secs_f64()) as u64)
 }
 
-/// What a directory is on.
+/// Finds the storage medium under a directory.
 pub(crate) fn medium(dir: &Path) -> Medium {
     if let Ok(status) = statfs(dir)
         && let Some(medium) = of_file_system(status.f_type as u32)
@@ -82,7 +82,7 @@ pub(crate) fn medium(dir: &Path) -> Medium {
     of_block_device(&device).unwrap_or(Medium::Unknown)
 }
 
-/// By the number that Linux gives a file system.
+/// The medium by file system type (`f_type` of `statfs`).
 fn of_file_system(number: u32) -> Option<Medium> {
     match number {
         // tmpfs, ramfs
@@ -94,7 +94,7 @@ fn of_file_system(number: u32) -> Option<Medium> {
     }
 }
 
-/// By what the kernel says of a disk, or of the disk that a partition is on.
+/// The medium of a block device or partition, from sysfs.
 fn of_block_device(device: &str) -> Option<Medium> {
     let folder = fs::canonicalize(device).ok()?;
     if folder.components().any(|part| part.as_os_str().to_string_lossy().starts_with("nvme")) {
@@ -110,7 +110,7 @@ fn of_block_device(device: &str) -> Option<Medium> {
     }
 }
 
-/// A file that is gone afterwards.
+/// A temporary file, deleted on drop.
 struct Trial(PathBuf);
 
 impl Drop for Trial {

@@ -1,4 +1,5 @@
-//! The disk that a run may use for optimizer state and frozen weights: checked, measured, and what a plan has there.
+//! The disk a run may use for optimizer state and frozen weights: checks it, measures it, and describes a plan's use of
+//! it.
 
 use crate::disk::{Medium, medium};
 use crate::drive_wear::{Drive, terabytes};
@@ -15,70 +16,70 @@ use storm_plan::{
     Budget, Forced, HardwareProfile, Link, LinkProfile, Plan, Planned, Prediction, Tier,
 };
 
-/// If no space is given, this share of what is free stays free.
+/// Without an explicit size, leave one part in this many of the free space free.
 const LEFT_FREE: u64 = 10;
 
-/// What is written and read to measure a disk.
+/// Bytes written and read to measure a disk.
 const TRIAL_BYTES: u64 = 512 << 20;
 
-/// Time that is lost between two copies: a thread of the host begins each.
+/// Latency of a disk copy: a host thread has to start each one.
 const LATENCY_SECONDS: f64 = 1e-4;
 
-/// What a drive is taken to do where `storm plan` is given space without a folder, in bytes per second.
+/// Assumed speed of a drive, in bytes per second, when `storm plan` gets space without a folder.
 const ASSUMED: Rates = Rates { read: 3.4e9, write: 2.0e9, both: 3.4e9, path: None };
 
-/// Names the fastest way to the disk that may be used, for tests and for systems where a faster one misbehaves.
+/// Environment variable that limits the I/O path, for tests and for systems where a faster one misbehaves.
 const VARIABLE: &str = "STORM_SCRATCH";
 
-/// The flags.
+/// The disk options of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskArgs<'a> {
     pub(crate) folder: Option<&'a Path>,
     pub(crate) space_bytes: Option<u64>,
     pub(crate) endurance_bytes: Option<u64>,
-    /// Of how many drives a disk is on paper, where space without a folder means that.
+    /// If set, space without a folder means an assumed disk of this many drives.
     pub(crate) drives: Option<u8>,
 }
 
 /// A disk that plans may use.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskTier {
-    /// None on paper.
+    /// `None` for an assumed disk.
     folder: Option<Arc<ScratchFolder>>,
     pub(crate) space_bytes: u64,
     drive: Drive,
     rates: Rates,
-    /// The fastest way to it that may be used.
+    /// The fastest I/O path allowed.
     way: ScratchWay,
-    /// Why there is this much space, if it was not said.
+    /// How the space was chosen, if the user did not give it.
     origin: Option<String>,
 }
 
-/// Bytes per second: read alone, written alone, and both at once.
+/// Bytes per second: reading alone, writing alone, and both at once.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     read: f64,
     write: f64,
     both: f64,
-    /// None if they were assumed.
+    /// `None` if the rates are assumed.
     path: Option<ScratchPath>,
 }
 
-/// Refuses a disk that makes no sense or cannot be used, without measuring it.
+/// Refuses invalid options and unusable disks, without measuring.
 pub(crate) fn check(args: DiskArgs<'_>) -> Result<()> {
     take(args).map(|_| ())
 }
 
-/// A folder that this process alone uses.
+/// A scratch folder locked by this process.
 struct Taken {
     folder: ScratchFolder,
     space_bytes: u64,
-    /// Why there is this much space, if it was not said.
+    /// How the space was chosen, if the user did not give it.
     origin: Option<String>,
     way: ScratchWay,
 }
 
-/// Takes a folder, and removes what a dead run left in it; none if none is given.
+/// Locks the folder and removes what a dead run left in it; `None` without a folder.
 fn take(args: DiskArgs<'_>) -> Result<Option<Taken>> {
     let Some(path) = args.folder else {
         let is_on_paper = args.drives.is_some() && args.space_bytes.is_some();
@@ -112,7 +113,7 @@ fn take(args: DiskArgs<'_>) -> Result<Option<Taken>> {
     }
 }
 
-/// Takes and measures a folder; none if none is given, or the disk is one on paper.
+/// Locks and measures the folder; `None` without a folder, also for an assumed disk.
 pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     let Some(Taken { folder, space_bytes, origin, way }) = take(args)? else { return Ok(None) };
     let path = folder.path().to_owned();
@@ -136,7 +137,7 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     Ok(Some(tier))
 }
 
-/// What is said of a disk that is likely too slow; none of others.
+/// A warning about a disk that is likely too slow.
 fn slow_words(path: &Path, medium: Medium, tier: &DiskTier) -> Option<String> {
     let words = || {
         let (path, medium, rates) = (path.display(), medium.words(), tier.rates_words());
@@ -145,7 +146,7 @@ fn slow_words(path: &Path, medium: Medium, tier: &DiskTier) -> Option<String> {
     medium.is_slow().then(words)
 }
 
-/// What the environment asks for: `STORM_SCRATCH` is `io_uring`, `direct` or `cached`.
+/// Reads `STORM_SCRATCH`: `io_uring`, `direct` or `cached`.
 fn way() -> Result<ScratchWay, UsageError> {
     let text = match env::var(VARIABLE) {
         Ok(text) => text,
@@ -158,11 +159,11 @@ fn way() -> Result<ScratchWay, UsageError> {
     })
 }
 
-/// What a disk does as scratch space.
+/// Measured speed of a disk as scratch space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probed(Rates);
 
-/// Measures a disk as scratch space; says why if it cannot be used for that.
+/// Measures a disk as scratch space; prints the reason if it is not usable.
 pub(crate) fn probe(folder: &Path) -> Result<Option<Probed>, UsageError> {
     let way = way()?;
     let measured = ScratchFolder::open(folder).and_then(|folder| {
@@ -181,7 +182,7 @@ pub(crate) fn probe(folder: &Path) -> Result<Option<Probed>, UsageError> {
 }
 
 impl Probed {
-    /// For a profile.
+    /// The disk's link for a hardware profile.
     pub(crate) fn link(&self) -> LinkProfile {
         self.0.link()
     }
@@ -208,7 +209,7 @@ impl Rates {
     }
 }
 
-/// A disk on paper, where space without a folder means that.
+/// An assumed disk, if space is given without a folder and the command allows that.
 pub(crate) fn assume(args: DiskArgs<'_>, profile: &HardwareProfile) -> Option<DiskTier> {
     let drives = args.drives.filter(|_| args.folder.is_none())?;
     let drive = Drive { given_bytes: args.endurance_bytes, wear: None };
@@ -221,10 +222,10 @@ pub(crate) fn assume(args: DiskArgs<'_>, profile: &HardwareProfile) -> Option<Di
 }
 
 impl DiskTier {
-    /// What is said of a disk that a plan does not use.
+    /// The message for a plan that does not use its disk.
     pub(crate) const UNUSED: &str = "host memory holds everything, so nothing is on disk";
 
-    /// A disk on paper: that of the profile, or a usual one.
+    /// An assumed disk with the rates of the profile, else typical ones.
     pub(crate) fn assumed(space_bytes: u64, profile: &HardwareProfile) -> DiskTier {
         let links = [Link::DISK_TO_HOST, Link::HOST_TO_DISK].map(|link| profile.find_link(link));
         let rates = match links {
@@ -240,12 +241,12 @@ impl DiskTier {
         DiskTier { folder: None, space_bytes, drive, rates, way, origin: None }
     }
 
-    /// The budget with this disk.
+    /// Adds the disk's space to a budget.
     pub(crate) fn in_budget(disk: Option<&DiskTier>, budget: Budget) -> Budget {
         disk.map_or(budget, |disk| budget.with(Tier::DISK, disk.space_bytes))
     }
 
-    /// The profile with this disk.
+    /// Sets the disk's link in a profile.
     pub(crate) fn in_profile(disk: Option<&DiskTier>, profile: &mut HardwareProfile) {
         let Some(DiskTier { rates, .. }) = disk else { return };
         let link = rates.link();
@@ -253,7 +254,7 @@ impl DiskTier {
         profile.links.push(link);
     }
 
-    /// For a device.
+    /// The disk options of a device.
     pub(crate) fn options(disk: Option<&DiskTier>) -> Option<DiskOptions> {
         let DiskTier { folder, way, .. } = disk?;
         let scratch = ScratchOptions { way: *way, fault: None };
@@ -284,7 +285,8 @@ impl DiskTier {
         self.folder.as_ref().map(|folder| folder.path().to_owned())
     }
 
-    /// What a plan has on disk and why, and what that does to the drive; none if it does not use it.
+    /// Describes what a plan keeps on disk, why, and how much wear that causes; `None` if the plan does not use the
+    /// disk.
     pub(crate) fn use_words(&self, planned: &Planned, forced: &Forced) -> Option<String> {
         let DiskUse { contents, read, written, written_a_day, .. } = DiskUse::of(planned)?;
         let contents: Vec<String> = contents
@@ -311,7 +313,7 @@ impl DiskTier {
         ))
     }
 
-    /// What a checkpoint reads from here, and how long that takes; none if the plan has no state here.
+    /// The part of a checkpoint that is read from this disk, and the time that takes; `None` if no saved state is here.
     pub(crate) fn saved(&self, planned: &Planned) -> Option<Share> {
         let is_saved = |(name, _): &(&str, u64)| *name != FROZEN;
         let bytes =
@@ -320,12 +322,12 @@ impl DiskTier {
         (bytes > 0).then_some(Share { bytes, seconds })
     }
 
-    /// Refuses to wear out a drive unless that is accepted.
+    /// Refuses a plan that wears out the drive, unless the user accepts that.
     pub(crate) fn check_wear(&self, planned: &Planned, accepts: bool) -> Result<()> {
         DiskUse::of(planned).map_or(Ok(()), |used| self.drive.check(used.written_a_day, accepts))
     }
 
-    /// For JSON.
+    /// The JSON description.
     pub(crate) fn json(&self, planned: Option<&Planned>) -> Value {
         let used = planned.and_then(DiskUse::of);
         json!({
@@ -347,17 +349,17 @@ impl DiskTier {
     }
 }
 
-/// The part of a checkpoint that is read from a disk.
+/// The part of a checkpoint that is read from disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
 }
 
-/// What a plan has on disk, and what a step moves.
+/// What a plan keeps on disk, and the traffic of a step.
 struct DiskUse {
     bytes: u64,
-    /// By kind.
+    /// Bytes by kind of tensor.
     contents: Vec<(&'static str, u64)>,
     read: u64,
     written: u64,
@@ -376,10 +378,10 @@ impl DiskUse {
     }
 }
 
-/// A kind that checkpoints do not have: it comes from the model that adapters are for.
+/// The kind that checkpoints leave out: it comes from the base model.
 const FROZEN: &str = "frozen weights";
 
-/// What is on disk, by kind.
+/// What a plan keeps on disk, by kind.
 fn contents(plan: &Plan) -> Vec<(&'static str, u64)> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
     for lasting in &plan.lasting {

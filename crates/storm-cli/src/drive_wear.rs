@@ -1,32 +1,32 @@
-//! What writing does to a drive: how long its rating lasts, and the question before a run that uses much of it up.
+//! Drive wear: how long a drive's endurance rating lasts, and the confirmation before a run that uses much of it.
 
 use crate::{UsageError, streams};
 use anyhow::Result;
 use std::io::{self, BufRead, IsTerminal};
 use storm_host::DriveWear;
 
-/// More than this a day is not written without knowing what the drive can take.
+/// Daily writes allowed on a drive of unknown endurance.
 const DAY_BYTES_MAX: f64 = 50e12;
 
-/// A drive whose rating is used up faster is worth a question: this share in 30 days.
+/// Ask before a run that uses a larger share of the drive's endurance within 30 days.
 const MONTH_SHARE: f64 = 0.1;
 
-/// What is known of a drive.
+/// What is known about a drive's endurance.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Drive {
-    /// What it is rated for, in bytes written, as the user says.
+    /// Endurance in bytes written, as given by the user.
     pub(crate) given_bytes: Option<u64>,
-    /// What it says itself.
+    /// Wear as reported by the drive.
     pub(crate) wear: Option<DriveWear>,
 }
 
 impl Drive {
-    /// What it is rated for, in bytes written.
+    /// Endurance in bytes written.
     pub(crate) fn rated_bytes(&self) -> Option<u64> {
         self.given_bytes.or_else(|| self.wear.and_then(|wear| wear.rated_bytes()))
     }
 
-    /// How long its rating lasts if this much is written a day, in words; empty if nothing is written or known.
+    /// Describes how long the endurance lasts at this many bytes per day; empty if nothing is written or known.
     pub(crate) fn words(&self, day: f64) -> String {
         let used = self.wear.map_or(String::new(), |wear| {
             format!(
@@ -45,7 +45,7 @@ impl Drive {
         format!("{used}, {days:.0} days until the {} {source}", terabytes(rated as f64))
     }
 
-    /// Refuses to wear out a drive that nothing is known of, and asks before its rating is soon used up: with a prompt at
+    /// Refuses heavy writes to a drive of unknown endurance. Asks before using up the endurance soon: with a prompt at
     /// a terminal, elsewhere by requiring an option.
     pub(crate) fn check(&self, day: f64, accepts: bool) -> Result<()> {
         let Some(rated) = self.rated_bytes() else {
@@ -76,7 +76,7 @@ impl Drive {
     }
 }
 
-/// Whether the user confirms at a terminal.
+/// Asks for confirmation at a terminal; false elsewhere.
 fn is_confirmed(problem: &str) -> bool {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         return false;

@@ -1,4 +1,4 @@
-//! `storm eval`: how well a model predicts a dataset.
+//! `storm eval`: the loss of a model on a dataset.
 
 use crate::disk_tier::DiskArgs;
 use crate::image_source::ImageSource;
@@ -26,10 +26,10 @@ use storm_train::{
     AnyBatch, BatchSource, Evaluation, LoaderSource, Precision, RecordSource, evaluation_task,
 };
 
-/// Pictures at a time, if neither a flag nor a run says.
+/// Images per batch, if neither a flag nor the run sets it.
 const IMAGE_BATCH: usize = 256;
 
-/// Host memory for pictures on their way from the disk.
+/// Host memory for buffering images read from disk.
 const DATA_RAM: u64 = 256 << 20;
 
 #[derive(Args)]
@@ -94,21 +94,21 @@ enum SplitArg {
     Training,
 }
 
-/// What is evaluated, and how.
+/// The resolved options of an evaluation.
 struct Evaluated {
     data: PathBuf,
     seq: usize,
     overlong: OverlongArg,
     batch: usize,
-    /// Batches whose loss is rounded together, as those of a step are.
+    /// Batches whose loss is rounded together, like the micro-batches of a step.
     group: usize,
     batches_max: u64,
     dtype: DType,
     products: Products,
-    /// Of the run, if this is on a CPU.
+    /// As in the run; only used on the CPU.
     cpu_products: Bf16Products,
     chunk_rows: usize,
-    /// Of the run, whose losses have it.
+    /// As in the run, whose losses include it.
     label_smoothing: f32,
     device: DeviceArg,
 }
@@ -176,12 +176,12 @@ impl Evaluated {
 }
 
 impl EvalArgs {
-    /// Whether it says which rows of the part to look at.
+    /// Whether the options select a range of rows.
     fn is_between(&self) -> bool {
         self.skip_rows > 0 || self.leave_rows > 0
     }
 
-    /// All of the held-out part of a dataset, or so many batches of it, for a model that is opened elsewhere.
+    /// Options for evaluating the held-out part of a dataset, all of it or `batches`, with a model opened elsewhere.
     pub(crate) fn of_data(
         model: PathBuf,
         data: PathBuf,
@@ -209,12 +209,12 @@ impl EvalArgs {
     }
 }
 
-/// What an evaluation found.
+/// The result of an evaluation.
 pub(crate) struct Measured {
     pub(crate) loss: f64,
-    /// Share of targets with the highest score, of an image classifier.
+    /// Fraction of images whose class got the highest score, for an image classifier.
     accuracy: Option<f64>,
-    /// Part of the loss, which then has no perplexity.
+    /// Label smoothing in the loss; if there is any, the loss has no perplexity.
     label_smoothing: f32,
     targets: u64,
     split: Split,
@@ -261,7 +261,6 @@ pub(crate) fn run(args: &EvalArgs) -> Result<()> {
     Ok(())
 }
 
-/// Evaluates a model.
 pub(crate) fn measure(args: &EvalArgs, source: &AnySource) -> Result<Measured> {
     let evaluated = Evaluated::new(args, source)?;
     let asked = Asked {
@@ -281,11 +280,11 @@ pub(crate) fn measure(args: &EvalArgs, source: &AnySource) -> Result<Measured> {
     }
 }
 
-/// Data to evaluate on.
+/// The data to evaluate on.
 struct Data {
     source: Box<dyn BatchSource>,
     rows: u64,
-    /// How the model is built for it.
+    /// How to build the model for this data.
     build: BuildOptions,
 }
 
@@ -343,7 +342,7 @@ fn images(args: &EvalArgs, evaluated: &Evaluated, source: &ImageSource) -> Resul
     Ok(Data { source, rows, build })
 }
 
-/// Batches of the rows to evaluate. If rows at the end are left out, only whole groups of batches count.
+/// The number of batches to evaluate. If rows at the end are left out, counts only whole groups of batches.
 fn batches_of(args: &EvalArgs, rows: u64, batch: u64, group: u64) -> Result<u64> {
     let (skipped, left) = (args.skip_rows, args.leave_rows);
     let looked_at = rows.saturating_sub(skipped).saturating_sub(left);

@@ -1,4 +1,4 @@
-//! `storm export`: a model, checked and written as a Hugging Face directory.
+//! `storm export`: checks a model and writes it as a Hugging Face directory.
 
 use crate::source::{AnySource, ModelSource, Which};
 use crate::{size, streams};
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes adapters for PEFT; `storm merge` makes a whole model of them.
+/// Writes adapters in PEFT's format; `storm merge` turns them into a whole model.
 fn export_adapter(args: &ExportArgs, source: &ModelSource) -> Result<()> {
     let if_exists = if args.replace { IfExists::Replace } else { IfExists::Refuse };
     let base = source.files.as_ref().and_then(|files| files.canonicalize().ok());
@@ -98,7 +98,7 @@ fn export_adapter(args: &ExportArgs, source: &ModelSource) -> Result<()> {
     Ok(())
 }
 
-/// The parameter that is being written.
+/// The parameter being written.
 struct Loaded {
     name: String,
     values: Vec<f32>,
@@ -128,7 +128,7 @@ impl Loaded {
     }
 }
 
-/// A line on the terminal that is written over; nothing if there is none.
+/// A status line that is overwritten in place; prints nothing without a terminal.
 struct Progress {
     done: u64,
     total: u64,

@@ -87,7 +87,7 @@ pub(crate) enum UpdateArg {
 }
 
 impl ForcedArgs {
-    /// As `--activations not-kept`.
+    /// The same as `--activations not-kept`.
     pub(crate) fn nothing_kept() -> ForcedArgs {
         ForcedArgs { activations: Some(ActivationsArg::NotKept), ..ForcedArgs::default() }
     }
@@ -125,7 +125,8 @@ impl ForcedArgs {
         }
     }
 
-    /// The norm that gradients are clipped to by commands without an option for it: none where the update comes before the norm.
+    /// The gradient clipping norm for commands without an option for it. With updates in the backward pass there is no
+    /// clipping: the norm is known only afterwards.
     pub(crate) fn max_norm(&self, default: Option<f32>) -> Option<f32> {
         default.filter(|_| self.update != Some(UpdateArg::InBackward))
     }

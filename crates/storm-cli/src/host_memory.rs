@@ -1,5 +1,5 @@
-//! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step. What looking at
-//! pictures takes is in `train/pictures.rs`.
+//! Host memory a run uses outside its plan: for threads of the CPU device and for the batches of a step.
+//! `train/pictures.rs` counts what classifying sample images takes.
 
 use crate::{OverBudget, UsageError, memory_limits, size};
 use anyhow::Result;
@@ -7,18 +7,18 @@ use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
 use storm_model::AnyModel;
 use storm_train::{StepSize, TrainOptions};
 
-/// The share of host memory that threads may take if their number is not given.
+/// By default, threads may use one part in this many of host memory.
 const THREADS_SHARE: u64 = 4;
 
-/// A token is in up to four columns of a batch: itself, its target, its position and its sample. A picture has as many
-/// numbers beside its bytes: its class, its number and its epoch.
+/// A token has up to four columns in a batch: token, target, position and sample. The numbers of an image besides its
+/// pixels (class, index and epoch) take as many.
 const COLUMNS: u64 = 4;
 
-/// The data of a step is there as a plan fetches it, with a row in the order of its token, and evaluations have batches
-/// besides.
+/// A step's data exists in the layout the plan fetches, plus the row order of tokens. Evaluations hold batches of their
+/// own.
 const ROW_BYTES: u64 = (COLUMNS + 1 + COLUMNS) * size_of::<i32>() as u64;
 
-/// What a token or a picture of a step takes.
+/// Bytes per token or image of a step.
 pub(crate) fn of_unit(model: &AnyModel) -> u64 {
     let pixels = model.image().map_or(0, |config| {
         let [height, width] = config.image_size;
@@ -27,10 +27,10 @@ pub(crate) fn of_unit(model: &AnyModel) -> u64 {
     ROW_BYTES + 2 * pixels
 }
 
-/// What a batch takes beside its tokens, fetched and evaluated.
+/// Bytes per batch besides its tokens, for fetched and evaluated batches.
 const BATCH_BYTES: u64 = 512;
 
-/// How many threads the CPU device gets: as many as asked for, or the cores, if the memory is enough for them.
+/// Threads of the CPU device: as requested, or one per core as far as memory allows.
 pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize> {
     let Some(threads) = asked else {
         let enough = ram_bytes / THREADS_SHARE / THREAD_BYTES;
@@ -54,13 +54,13 @@ pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize> {
     Ok(threads)
 }
 
-/// What that many threads take.
+/// Host memory for this many threads.
 pub(crate) fn of_threads(threads: usize) -> u64 {
     (threads as u64).saturating_mul(THREAD_BYTES)
 }
 
-/// What the tokens or pictures of a step take: all of them are there before its first micro-batch, as its loss is a mean
-/// over them.
+/// Host memory for the tokens or images of a step. All of them are loaded before its first micro-batch, because the
+/// loss is a mean over them.
 pub(crate) fn of_step(step: StepSize, options: &TrainOptions, unit_bytes: u64) -> u64 {
     let sequence = options.sequence as u64;
     let (tokens, batches) = match step {
@@ -68,16 +68,16 @@ pub(crate) fn of_step(step: StepSize, options: &TrainOptions, unit_bytes: u64) -
             let of_one = sequence.saturating_mul(options.batch as u64);
             (of_one.saturating_mul(count as u64), count as u64)
         }
-        // Micro-batches of one sequence are the most that there may be.
+        // With micro-batches of one sequence there are the most of them.
         StepSize::Tokens(tokens) => (tokens as u64, tokens as u64 / sequence.max(1)),
     };
     let tokens_bytes = tokens.saturating_mul(unit_bytes);
     tokens_bytes.saturating_add(batches.saturating_mul(BATCH_BYTES))
 }
 
-/// Refuses a step whose tokens do not fit, into what is allowed and into what the machine has.
+/// Refuses a step whose batches do not fit in the budget or in the machine.
 pub(crate) fn check_step(step_bytes: u64, ram_bytes: u64) -> Result<()> {
-    // A machine that does not say what it has is left to refuse by itself.
+    // If the machine's memory is unknown, only the budget limits the step.
     let machine = memory_limits::host(None).map_or(u64::MAX, |limit| limit.bytes);
     let limit = ram_bytes.min(machine);
     if step_bytes <= limit {

@@ -1,4 +1,4 @@
-//! Image classifiers that a command line can name: a directory, the folder of a run, or that of a checkpoint.
+//! Finds image classifiers named on the command line: a directory, a run's folder, or a checkpoint's folder.
 
 use crate::train::IMAGE_CONFIG;
 use anyhow::{Context, Result};
@@ -9,11 +9,11 @@ use storm_model::{
 };
 use storm_train::SavedWeights;
 
-/// An image classifier that was found.
+/// An opened image classifier.
 pub(crate) struct ImageSource {
     pub(crate) config: ImageConfig,
     weights: Weights,
-    /// The run that it is of, if it is a checkpoint that lies in one.
+    /// The folder of the run, for a checkpoint inside of one.
     pub(crate) folder: Option<PathBuf>,
 }
 
@@ -23,19 +23,19 @@ enum Weights {
 }
 
 impl ImageSource {
-    /// Opens a directory that says that it holds one.
+    /// Opens a directory that holds an image classifier.
     pub(crate) fn of_directory(directory: &Path) -> Result<ImageSource> {
         let directory = ImageDirectory::open(directory)?;
         let config = directory.config().clone();
         Ok(ImageSource { config, weights: Weights::Directory(Box::new(directory)), folder: None })
     }
 
-    /// Whether a checkpoint is of an image classifier.
+    /// Whether a checkpoint holds an image classifier.
     pub(crate) fn is_checkpoint(weights: &SavedWeights) -> bool {
         weights.progress().settings.contains_key(IMAGE_CONFIG)
     }
 
-    /// A checkpoint, which has the model's config among the settings of its run.
+    /// Opens a checkpoint. Its recorded settings contain the model's config.
     pub(crate) fn of_checkpoint(
         folder: Option<PathBuf>,
         weights: SavedWeights,

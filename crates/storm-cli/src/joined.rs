@@ -1,4 +1,4 @@
-//! This process as one of several ranks, which a launcher started.
+//! Joins this process to the other ranks that a launcher started.
 
 use crate::UsageError;
 use anyhow::{Context, Result, anyhow, bail};
@@ -10,23 +10,23 @@ use storm_ranks::{
     process_variables,
 };
 
-/// Bytes that a rank tells of itself: a digest, and why it cannot start, as far as that fits.
+/// Size of the message each rank sends about itself: a digest, and the reason it cannot start, truncated to fit.
 const CARD_BYTES: usize = 512;
 const DIGEST_BYTES: usize = 32;
 
-/// One of several ranks, with a way to the others.
+/// This process as one of several ranks, connected to the others.
 pub(crate) struct Joined {
     pub(crate) engine: SharedEngine,
-    /// What started it.
+    /// How this rank was launched.
     pub(crate) launch: Launch,
     watch: Watch,
 }
 
-/// What connects ranks.
+/// The transport between ranks.
 enum Connection {
-    /// They were started by `mpirun`.
+    /// For ranks started by `mpirun`, and for CPU ranks of any launcher.
     Mpi(Mpi),
-    /// They were started by anything else.
+    /// For ranks started by `torchrun` or Slurm, unless they use the CPU.
     Sockets(Sockets),
 }
 
@@ -46,7 +46,7 @@ impl Connection {
     }
 }
 
-/// The engine, which is finished when the run is over, whoever else holds it.
+/// The shared transport. `leave` closes it at the end of the run even if others still hold a clone.
 #[derive(Clone)]
 pub(crate) struct SharedEngine(Arc<Mutex<Option<Connection>>>, Place);
 
@@ -55,7 +55,7 @@ impl SharedEngine {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Name and version of the library.
+    /// Name and version of the transport library.
     pub(crate) fn version(&self) -> String {
         match &*self.lock() {
             Some(Connection::Mpi(mpi)) => mpi.version().to_owned(),
@@ -119,16 +119,16 @@ impl Engine for SharedEngine {
     }
 }
 
-/// On which devices ranks are to compute.
+/// The devices that ranks will use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Devices {
-    /// Only MPI connects these.
+    /// CPU ranks are connected by MPI only.
     Cpu,
     /// GPUs, or whatever is found.
     Any,
 }
 
-/// Joins the other ranks; none if there are no others. Where that fails, it fails on all, and the first says why.
+/// Joins the other ranks; `None` if there are none. If that fails, it fails on all ranks, and only rank 0 reports why.
 pub(crate) fn join(devices: Devices) -> Result<Option<Joined>> {
     let launch = Launch::of_this_process().map_err(|error| UsageError(error.to_string()))?;
     if launch.ranks == 1 {
@@ -179,7 +179,8 @@ fn connect(mut connection: Connection, launch: Launch) -> Result<Joined> {
 }
 
 impl Joined {
-    /// Whether all ranks were started alike: `own` is all that must be the same, or why this one cannot start.
+    /// Checks that all ranks were started alike. `own` holds everything that must match, or the reason this rank cannot
+    /// start.
     pub(crate) fn compare(&mut self, own: &Result<String, String>) -> Result<(), UsageError> {
         let all = self.cards(own).map_err(|error| UsageError(error.to_string()))?;
         let own = &all[self.engine.place().rank as usize];
@@ -196,7 +197,7 @@ impl Joined {
         Ok(())
     }
 
-    /// What this rank has made, once all others have made theirs. If one has not, the error is the same on all that have.
+    /// Returns this rank's result once all ranks have one. If one failed, the others get the same error.
     pub(crate) fn together<T>(&mut self, made: Result<T>) -> Result<T> {
         let own = made.as_ref().map(|_| String::new()).map_err(|error| format!("{error:#}"));
         let all = self.cards(&own)?;
@@ -207,7 +208,7 @@ impl Joined {
         }
     }
 
-    /// What every rank says of itself.
+    /// Exchanges the messages of all ranks.
     fn cards(&mut self, own: &Result<String, String>) -> Result<Vec<Card>, RankError> {
         let count = self.engine.place().ranks as usize;
         let mut all = vec![0; count * CARD_BYTES];
@@ -217,7 +218,7 @@ impl Joined {
         Ok(all.chunks(CARD_BYTES).map(Card::of_bytes).collect())
     }
 
-    /// Disconnects, once all ranks are here.
+    /// Disconnects once all ranks have arrived here.
     pub(crate) fn leave(self) -> Result<()> {
         self.watch.finish();
         let connection = self.engine.lock().take();
@@ -225,10 +226,10 @@ impl Joined {
     }
 }
 
-/// What a rank says of itself.
+/// What a rank reports about itself.
 struct Card {
     digest: Vec<u8>,
-    /// Why it cannot go on.
+    /// Why the rank cannot continue.
     reason: Option<String>,
 }
 

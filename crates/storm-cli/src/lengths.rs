@@ -1,11 +1,11 @@
-//! Samples that are longer than a row, and rows that are longer than a model can read.
+//! Checks for samples longer than a row, and for rows longer than the model supports.
 
 use crate::UsageError;
 use crate::model::grouped;
 use crate::train::OverlongArg;
 use storm_data::{Kind, Loader, Split};
 
-/// Warns of samples that are longer than a row; refuses more positions than the model has.
+/// Warns about samples longer than a row. Refuses rows with more positions than the model has.
 pub(crate) fn check(
     loader: &Loader,
     split: Split,
@@ -31,7 +31,7 @@ pub(crate) fn check(
             split.name()
         );
     }
-    // Positions start over with each sample of a row.
+    // Positions restart with each sample in a row.
     let positions = match loader.dataset().manifest().kind {
         Kind::Text => sequence,
         Kind::Samples => sequence.min(usize::try_from(longest).unwrap_or(usize::MAX)),

@@ -1,4 +1,4 @@
-//! Weights on their way from a disk, with a figure of how much has been read.
+//! Shows progress while weights are read from disk.
 
 use crate::progress::Bytes;
 use std::cell::RefCell;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use storm_graph::DType;
 use storm_model::{AnyModel, Element, ModelError, ParameterSource, ParameterSpec};
 
-/// A source that shows what is read of it.
+/// A weight source that shows how much of it has been read.
 pub(crate) struct Loading<'a, S> {
     source: &'a S,
-    /// Of an element in the model's arithmetic.
+    /// Bytes per element in the compute type.
     element_bytes: u64,
     elements: u64,
     state: RefCell<State>,
@@ -18,12 +18,12 @@ pub(crate) struct Loading<'a, S> {
 struct State {
     shown: Bytes,
     done: u64,
-    /// What was read last: a parameter with a master is read twice.
+    /// The last range read: a parameter with a master copy is read twice but counts once.
     last: (String, Range<usize>),
 }
 
 impl<'a, S: ParameterSource> Loading<'a, S> {
-    /// For a model that computes in `dtype`; the figures are of weights in that type.
+    /// Wraps a source, for a model that computes in `dtype`. Progress counts bytes of that type.
     pub(crate) fn new(source: &'a S, model: impl Into<AnyModel>, dtype: DType) -> Loading<'a, S> {
         let (elements, element_bytes) = (model.into().parameter_count(), dtype.size_bytes() as u64);
         let shown = Bytes::new("loading weights", elements * element_bytes);
@@ -46,7 +46,7 @@ impl<S: ParameterSource> ParameterSource for Loading<'_, S> {
             state.done += count;
             state.last = (spec.name.clone(), rows);
         }
-        // Adapters are not counted among the parameters, and come last.
+        // Adapters do not count as parameters and come last, so cap the count.
         let done = state.done.min(self.elements) * self.element_bytes;
         state.shown.show(done);
         Ok(())

@@ -1,4 +1,4 @@
-//! Options of adapters: `lora = { rank = 16 }` in a config file, `--lora rank=16` as a flag.
+//! LoRA options: `lora = { rank = 16 }` in a config file, `--lora rank=16` as a flag.
 
 use crate::UsageError;
 use anyhow::Result;
@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 use storm_model::{Adapters, LoraOptions, ModelConfig, Targets};
 
-/// A table of options.
+/// The LoRA options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct LoraArg {
@@ -50,7 +50,7 @@ fn is_zero(value: &f64) -> bool {
 impl FromStr for LoraArg {
     type Err = String;
 
-    /// As the right side of the key in a config file, with or without its braces.
+    /// Parses the value as in a config file, with or without braces.
     fn from_str(text: &str) -> Result<LoraArg, String> {
         #[derive(Deserialize)]
         struct Line {
@@ -69,12 +69,12 @@ impl FromStr for LoraArg {
 }
 
 impl LoraArg {
-    /// As a run records it.
+    /// Parses the value that a run recorded.
     pub(crate) fn of_record(text: &str) -> Result<LoraArg> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// What an adapter was made with.
+    /// The options an existing adapter was made with.
     pub(crate) fn of_options(options: &LoraOptions) -> Result<LoraArg, UsageError> {
         let rank = |rank: usize| {
             NonZeroUsize::new(rank).ok_or_else(|| UsageError("an adapter has rank 0".to_owned()))
@@ -121,15 +121,15 @@ impl LoraArg {
         }
     }
 
-    /// The model with these adapters.
+    /// The config with these adapters.
     pub(crate) fn apply_to(&self, config: ModelConfig) -> Result<ModelConfig> {
         let adapters = Adapters::new(&config, self.options())?;
         Ok(ModelConfig { adapters: Some(adapters), ..config })
     }
 }
 
-/// Whether a text can only be the name of a module: as a pattern it would have to match all of one, and these begin with
-/// the model's own name.
+/// Whether a text can only be a module name. A pattern must match a full module path, which starts with the model's own
+/// name.
 fn is_name(text: &str) -> bool {
     text.chars().all(|c| c.is_alphanumeric() || "_.-".contains(c))
 }

@@ -1,4 +1,4 @@
-//! `storm completions` and `storm man`: from the same definitions as the help.
+//! `storm completions` and `storm man`, generated from the definitions of the command line.
 
 use anyhow::{Context, Result};
 use clap::{Args, Command};
@@ -30,15 +30,15 @@ pub(crate) struct ManArgs {
     dir: PathBuf,
 }
 
-/// Prints the script that completes commands, options and their values.
+/// Prints the completion script.
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) {
     let mut script = Vec::new();
     generate(args.shell, &mut command, "storm", &mut script);
-    // As it is: a terminal would have its lines broken. A reader that leaves early has what it wanted.
+    // Write raw: `println!` would wrap lines on a terminal. Ignore a closed pipe.
     let _ = std::io::stdout().write_all(&script);
 }
 
-/// Writes a page for every command.
+/// Writes a man page for every command.
 pub(crate) fn man(args: &ManArgs, command: Command) -> Result<()> {
     let dir = &args.dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;

@@ -1,25 +1,25 @@
-//! How much memory a run may take if the user does not say.
+//! Default memory budgets.
 
 use crate::size;
 use anyhow::{Result, bail};
 use storm_host::{HostLimit, host_memory};
 use storm_plan::HardwareProfile;
 
-/// Bytes, and where the figure comes from if the user did not give it.
+/// A budget in bytes, and how it was derived if the user did not give it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,
     pub(crate) origin: Option<String>,
 }
 
-/// The share of a card's memory that is left alone: its display, other processes, the driver.
+/// One part in this many of GPU memory is left to the display, other processes and the driver.
 const DEVICE_HEADROOM: u64 = 50;
 
-/// The share of host memory that is left alone, and the most of it.
+/// One part in this many of host memory is left free, up to a maximum.
 const HOST_HEADROOM: u64 = 8;
 const HOST_HEADROOM_MAX: u64 = 4 << 30;
 
-/// Device memory: as asked, or all of the card but a fiftieth.
+/// Device memory budget: as given, or all of the GPU's memory minus 1/50.
 pub(crate) fn device(asked: Option<u64>, profile: &HardwareProfile) -> Limit {
     if let Some(bytes) = asked {
         return Limit { bytes, origin: None };
@@ -30,8 +30,7 @@ pub(crate) fn device(asked: Option<u64>, profile: &HardwareProfile) -> Limit {
     Limit { bytes: profile.memory_bytes - headroom, origin: Some(origin) }
 }
 
-/// Host memory: as asked, or what the machine or its control group has available, less an eighth but
-/// at most 4 GiB.
+/// Host memory budget: as given, or what is available on the machine or in its cgroup, minus 1/8 but at most 4 GiB.
 pub(crate) fn host(asked: Option<u64>) -> Result<Limit> {
     match asked {
         Some(bytes) => Ok(Limit { bytes, origin: None }),

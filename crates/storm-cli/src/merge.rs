@@ -1,4 +1,4 @@
-//! `storm merge`: an adapter added into the weights that it was trained beside.
+//! `storm merge`: merges an adapter into its base weights.
 
 use crate::eval::{self, EvalArgs};
 use crate::size::{self, positive};
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The type of the base's weights.
+/// The data type of the base weights.
 fn dtype_of(base: &HfDirectory) -> Result<WeightDtype> {
     let layout = ParameterLayout::new(base.model());
     let first = layout.iter().flat_map(|spec| spec.pieces).find_map(|piece| {
@@ -145,7 +145,7 @@ fn losses(args: &MergeArgs, data: &Path, source: ModelSource, base: &Path) -> Re
     Ok([loss(&before)?, loss(&source.into())?, loss(&merged)?])
 }
 
-/// The parameter that is being written.
+/// The parameter being written.
 #[derive(Default)]
 struct Merged {
     name: String,

@@ -1,4 +1,4 @@
-//! `storm model`: presets and directories.
+//! `storm model`: lists and shows models. Also finds models on a hub.
 
 use crate::{progress, size};
 use anyhow::{Context, Result};
@@ -73,7 +73,7 @@ fn list(as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A preset or, if there is one of that name, a directory with its weights checked.
+/// Resolves a hub name (config only), a directory (checking its tensors), or else a preset.
 fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
     if let Some(located) = locate(model, Wanted::Config)? {
         let config = HfConfig::of_directory(&located.directory)?;
@@ -90,14 +90,14 @@ fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
     Ok((preset(model)?, "preset"))
 }
 
-/// Bytes for each parameter that training keeps: weights, gradients and optimizer state.
+/// Bytes per parameter for weights, gradients and optimizer state.
 const TRAINING_BYTES: [(&str, u64); 3] = [
     ("bf16, stochastic rounding, bf16 state", 2 + 2 + 4),
     ("bf16 with f32 master, gradients, state", 2 + 4 + 12),
     ("f32", 4 + 4 + 8),
 ];
 
-/// A model for programs.
+/// Describes a model as JSON.
 fn object(name: &str, kind: &str, config: &ModelConfig) -> Value {
     let count = config.parameter_count();
     let [stochastic, master, f32] = TRAINING_BYTES.map(|(_, bytes)| count * bytes);
@@ -119,7 +119,7 @@ fn object(name: &str, kind: &str, config: &ModelConfig) -> Value {
     })
 }
 
-/// An image classifier for programs.
+/// Describes an image classifier as JSON.
 fn image_object(name: &str, config: &ImageConfig) -> Value {
     json!({
         "name": name,
@@ -187,27 +187,27 @@ fn show(model: &str, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A model of a hub, in the local cache.
+/// A hub model in the local cache.
 pub(crate) struct Located {
     pub(crate) directory: PathBuf,
-    /// With the commit that it is of: the same model wherever it is asked for.
+    /// The name with its commit, which identifies the same model everywhere.
     pub(crate) name: String,
 }
 
-/// Finds a model by its name on a hub, in the local cache or by downloading it, and says which; none if it is no such name,
-/// or that of something that is here.
+/// Finds a model by its hub name, in the local cache or by downloading it, and prints how. `None` if this is not a hub
+/// name, or names a local path.
 pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     let Some((located, how)) = find(named, wanted)? else { return Ok(None) };
     eprintln!("{how}");
     Ok(Some(located))
 }
 
-/// [`locate`], for what is located again later: says nothing.
+/// [`locate`] without output, for a model that is located again later.
 pub(crate) fn locate_quietly(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     Ok(find(named, wanted)?.map(|(located, _)| located))
 }
 
-/// A model of a hub, and how it was found, in words.
+/// Finds a hub model, and describes how it was found.
 fn find(named: &str, wanted: Wanted) -> Result<Option<(Located, String)>> {
     let Some(name) = HubName::parse(named).filter(|_| !is_meant_here(named)) else {
         return Ok(None);
@@ -229,7 +229,7 @@ fn find(named: &str, wanted: Wanted) -> Result<Option<(Located, String)>> {
     Ok(Some((Located { directory: found.directory, name }, words)))
 }
 
-/// Whether a name is that of a model on a hub that is not in the local cache.
+/// Whether this names a hub model that is not in the local cache.
 pub(crate) fn must_be_downloaded(named: &str) -> bool {
     let is_of_hub = HubName::parse(named).is_some() && !is_meant_here(named);
     is_of_hub && cached(named, Wanted::All).is_none()
@@ -242,7 +242,7 @@ fn is_meant_here(named: &str) -> bool {
     [Some(path), folder].into_iter().flatten().any(|path| path.symlink_metadata().is_ok())
 }
 
-/// A model of a hub that is in the local cache, if all that is wanted of it is.
+/// The cached directory of a hub model, if everything wanted is in it.
 pub(crate) fn cached(named: &str, wanted: Wanted) -> Option<PathBuf> {
     let found = Hub::from_environment().ok()?.find(&HubName::parse(named)?, wanted)?;
     Some(found.directory)

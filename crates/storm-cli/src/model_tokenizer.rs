@@ -1,22 +1,22 @@
-//! Which tokenizer a model was made for, and whether data were made by it.
+//! Finds a model's tokenizer, and checks that data was made with it.
 
 use crate::UsageError;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use storm_data::{DataError, Dataset, TokenizerKind, TokenizerSource};
 
-/// The bytes and an end of text.
+/// All bytes, and an end-of-text token.
 pub(crate) const BYTE_VOCABULARY: usize = 257;
 
-/// Digits of a hash that a message shows.
+/// Hash digits shown in messages.
 const SHOWN_DIGITS: usize = 12;
 
-/// The file in a model's directory.
+/// The path of the tokenizer in a model's directory.
 pub(crate) fn file(directory: &Path) -> PathBuf {
     directory.join("tokenizer.json")
 }
 
-/// The tokenizer of a model in a directory. Without a file, a model of 257 tokens has that of bytes.
+/// The tokenizer of a model directory. Without a file, a model with 257 tokens uses bytes.
 pub(crate) fn own(directory: &Path, vocabulary: usize) -> Option<TokenizerSource> {
     let file = file(directory);
     match vocabulary {
@@ -26,7 +26,7 @@ pub(crate) fn own(directory: &Path, vocabulary: usize) -> Option<TokenizerSource
     }
 }
 
-/// [`own`], or an error that names the flag.
+/// [`own`], or an error that names the option to use.
 pub(crate) fn needed(directory: &Path, vocabulary: usize) -> Result<TokenizerSource, UsageError> {
     own(directory, vocabulary).ok_or_else(|| {
         let directory = directory.display();
@@ -34,7 +34,7 @@ pub(crate) fn needed(directory: &Path, vocabulary: usize) -> Result<TokenizerSou
     })
 }
 
-/// What to do with data that another tokenizer made.
+/// What to do with data made by another tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherTokenizer {
     Refused,
@@ -47,7 +47,7 @@ impl OtherTokenizer {
     }
 }
 
-/// A tokenizer as far as it can be compared with another.
+/// What identifies a tokenizer in comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Identity {
     Bytes,
@@ -88,14 +88,14 @@ impl Identity {
     }
 }
 
-/// A model in a directory, whose weights know the tokens of one tokenizer.
+/// A model directory, whose weights belong to one tokenizer.
 pub(crate) struct Weights<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) vocabulary: usize,
 }
 
 impl Weights<'_> {
-    /// Refuses text that is to be packed with another tokenizer than the model's.
+    /// Refuses to pack text with a tokenizer other than the model's.
     pub(crate) fn check_source(
         &self,
         source: &TokenizerSource,
@@ -104,7 +104,7 @@ impl Weights<'_> {
         self.check(&Identity::of_source(Some(source))?, "the text is to be packed with", other)
     }
 
-    /// Refuses a dataset that another tokenizer than the model's made.
+    /// Refuses a dataset made with a tokenizer other than the model's.
     pub(crate) fn check_dataset(&self, dataset: &Dataset, other: OtherTokenizer) -> Result<()> {
         let made = format!("{} was made with", dataset.dir().display());
         self.check(&Identity::of_dataset(dataset), &made, other)

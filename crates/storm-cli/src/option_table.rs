@@ -1,16 +1,16 @@
-//! `storm option-table`: every command and option as JSON, for programs that call `storm` with all of them.
+//! `storm option-table`: every command and option as JSON, for tests that run all of them.
 
 use clap::{Arg, ArgAction, Command};
 use serde_json::{Value, json};
 
-/// Prints an object with the words of a command and its options per line.
+/// Prints one JSON object per command, with its words and options.
 pub(crate) fn print(command: &Command) {
     for line in commands(command, &[]) {
         println!("{line}");
     }
 }
 
-/// The commands that do something, those below `parents` and `command`.
+/// The runnable commands at and below `command`.
 fn commands(command: &Command, parents: &[&str]) -> Vec<Value> {
     let below = command.get_subcommands().flat_map(|below| {
         let words = [parents, &[below.get_name()]].concat();

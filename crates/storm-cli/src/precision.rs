@@ -36,7 +36,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-/// Refuses fp8 for a model or a micro-batch without any projection that it suits.
+/// Refuses fp8 if no projection of the model supports it at this micro-batch size.
 pub(crate) fn check_fp8(
     model: &AnyModel,
     options: &TrainOptions,
@@ -54,7 +54,7 @@ pub(crate) fn check_fp8(
     };
     let tokens = match step {
         StepSize::MicroBatches(_) => options.batch.saturating_mul(options.sequence),
-        // Micro-batches of any size may be chosen.
+        // The planner may choose any micro-batch size.
         StepSize::Tokens(_) => FP8_MULTIPLE,
     };
     if fp8_projections(config, tokens).iter().any(|(_, suits)| *suits) {

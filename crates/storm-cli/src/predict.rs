@@ -1,5 +1,4 @@
-//! Predictions as people ask for them: a `[predict]` section in a config file, `--predict 'direction="last-update"'` as a
-//! flag.
+//! Options for predictions: a `[predict]` section in a config file, `--predict 'direction="last-update"'` as a flag.
 
 use crate::UsageError;
 use serde::{Deserialize, Serialize};
@@ -7,7 +6,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
 use storm_train::{Accept, Controller, Direction, PhaseLengths, PredictOptions};
 
-/// A table of options.
+/// The prediction options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct PredictArg {
@@ -18,22 +17,22 @@ pub(crate) struct PredictArg {
     accept: AcceptArg,
     #[serde(default = "defaults::tau")]
     tau: f64,
-    /// Of the line search.
+    /// For the line search.
     #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     jumps: Option<NonZeroU32>,
-    /// The whole full phase if not given; of directions other than the last update.
+    /// For directions other than the last update. Default: the whole full phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<NonZeroU64>,
-    /// Of the outer direction.
+    /// For the outer direction.
     #[serde(skip_serializing_if = "Option::is_none")]
     momentum: Option<f64>,
     #[serde(default = "defaults::warm_up")]
     warm_up: u64,
     #[serde(default = "defaults::full")]
     full: u64,
-    /// These are for jumps that do not always stay.
+    /// This and the options below are for jumps that may be undone.
     #[serde(skip_serializing_if = "Option::is_none")]
     correct: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,13 +92,13 @@ mod defaults {
     pub(super) const MOMENTUM: f64 = 0.5;
 }
 
-/// The most micro-batches of a probe: they stay in host memory.
+/// Most micro-batches of a probe; they stay in host memory.
 const PROBE_BATCHES_MAX: usize = 1 << 16;
 
 impl FromStr for PredictArg {
     type Err = String;
 
-    /// As the right side of the key in a config file, with or without its braces.
+    /// Parses the value as in a config file, with or without braces.
     fn from_str(text: &str) -> Result<PredictArg, String> {
         #[derive(Deserialize)]
         struct Line {
@@ -118,12 +117,12 @@ impl FromStr for PredictArg {
 }
 
 impl PredictArg {
-    /// Whether its controller looks at the updates of steps.
+    /// Whether the controller observes the updates of steps.
     pub(crate) fn observes_updates(&self) -> bool {
         self.controller == ControllerArg::Rssm
     }
 
-    /// How the run predicts, if it has so many steps.
+    /// The options for a run of this many steps.
     pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
         let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));
         if self.probe_batches.is_some_and(|batches| batches.get() > PROBE_BATCHES_MAX) {
@@ -165,7 +164,7 @@ impl PredictArg {
                 DirectionArg::WeightAverage => Direction::WeightAverage { window },
                 DirectionArg::Difference => Direction::Difference { window },
                 DirectionArg::Dmd => Direction::Dmd {
-                    // Without one, the longest that it can be divided.
+                    // Default: the longest multiple of 4 within the full phase.
                     window: self.window.map_or((self.full / 4 * 4).max(4), NonZeroU64::get),
                 },
                 DirectionArg::Outer => {
@@ -195,7 +194,7 @@ impl PredictArg {
         Ok(options)
     }
 
-    /// Held-out micro-batches that it takes: some for jumps, and as many for corrections.
+    /// Held-out micro-batches needed: one set for jumps, and one for corrections.
     pub(crate) fn held_out_batches(&self) -> usize {
         let probe = self.probe_batches.map_or(defaults::PROBE_BATCHES, NonZeroUsize::get);
         match self.accept {

@@ -1,15 +1,15 @@
-//! What is being done, on a line that is written over.
+//! A status line that is overwritten in place.
 
 use crate::streams;
 use std::time::{Duration, Instant};
 
-/// What takes less is not worth a figure.
+/// Operations shorter than this show no progress.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Figures change so often at most.
+/// Shortest time between two updates.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shows it; nothing where there is no terminal, and an empty text clears the line.
+/// Shows a status. Does nothing without a terminal; an empty text clears the line.
 pub(crate) fn show(what: &str) {
     match what {
         "" => streams::status(""),
@@ -17,7 +17,7 @@ pub(crate) fn show(what: &str) {
     }
 }
 
-/// How many bytes of something are done, shown once it has taken a while.
+/// Byte progress of an operation, shown once it has taken a while.
 pub(crate) struct Bytes {
     what: &'static str,
     total: u64,
@@ -25,12 +25,11 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Nothing is done yet.
     pub(crate) fn new(what: &'static str, total: u64) -> Bytes {
         Bytes { what, total, next: Instant::now() + PATIENCE }
     }
 
-    /// So much is done.
+    /// Reports that `done` bytes are finished.
     pub(crate) fn show(&mut self, done: u64) {
         let now = Instant::now();
         if now >= self.next {

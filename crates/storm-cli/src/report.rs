@@ -1,4 +1,4 @@
-//! `storm report`: the page of a run, rebuilt from its metrics.
+//! `storm report`: rebuilds the page of a run from its metrics.
 
 use crate::run_page;
 use crate::size;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use storm_files::{open_plain, replace_file};
 use storm_train::{History, LastPlan, Pictures, RunError, read_metrics, write_report};
 
-/// The largest page that is read for what it says of the last plan.
+/// Size limit of an existing page that is read for the section on the last plan.
 const PAGE_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let name = name.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     let settings = train::settings_of_run(&args.run);
     let budgets = ["vram", "ram"].map(|key| size::parse(settings.get(key)?).ok());
-    // What the plan came to is known to the run alone, and so are the pictures that it looked at.
+    // Metrics do not contain the last plan's results or the sample images, so take both from the existing page.
     let pictures = before.clone().map_or(Pictures::None, Pictures::Page);
     let facts = run_page::facts(&name, &settings, budgets, &history, pictures);
     let last_plan = before.as_deref().map_or(LastPlan::Unknown, LastPlan::Page);
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// The page that is there; none if there is none or it is no text.
+/// Reads the existing page; `None` if there is none or it is not text.
 fn page_before(path: &Path) -> Result<Option<String>, RunError> {
     let file = match open_plain(path) {
         Ok(file) => file,

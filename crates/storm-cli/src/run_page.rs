@@ -1,4 +1,4 @@
-//! What the page of a run says besides its charts: for `storm train`, and for `storm report` of what that recorded.
+//! The facts on a run's page besides its charts, for `storm train` and `storm report`.
 
 use crate::model::grouped;
 use crate::size;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use storm_model::Unit;
 use storm_train::{History, Pictures, RunFacts};
 
-/// The facts of a run, from its settings and its metrics alone.
+/// The facts of a run, from its settings and metrics alone.
 pub(crate) fn facts(
     name: &str,
     settings: &BTreeMap<String, String>,
@@ -34,7 +34,7 @@ pub(crate) fn facts(
     }
 }
 
-/// What the model reads.
+/// The unit of the model's input: tokens or images.
 fn unit(history: &History) -> Unit {
     history.last().map_or(Unit::Tokens, |last| last.throughput.unit())
 }
@@ -75,7 +75,7 @@ fn rows(
     rows
 }
 
-/// Of all processes that the run was made by.
+/// The total time, over all processes of the run.
 fn time(history: &History) -> String {
     let (steps, others) = (history.step_seconds(), history.other_seconds());
     match others >= 1.0 {
@@ -91,7 +91,7 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
 }
 
-/// Tokens or images of all steps over the seconds of these steps.
+/// Average throughput: all tokens or images over the time of all steps.
 fn speed(history: &History) -> Option<String> {
     let read = history.last()?.throughput;
     let speed = read.total() as f64 / history.step_seconds();

@@ -1,4 +1,4 @@
-//! `storm sample`: text by a model, as it is written.
+//! `storm sample`: generates text and prints it as it comes.
 
 use crate::size::positive;
 use crate::source::{ModelSource, Which};
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     Ok(())
 }
 
-/// What turns text into tokens and back.
+/// Encodes the prompt and decodes the text.
 enum Writer {
     Text(Tokenizer),
     Chat(ChatTokenizer),
@@ -133,7 +133,7 @@ impl Writer {
     fn stream(&self, prompt: &[u32]) -> DecodeStream<'_> {
         match self {
             Writer::Text(tokenizer) => tokenizer.stream_after(prompt),
-            // An answer stands for itself.
+            // An answer is decoded on its own, without the prompt before it.
             Writer::Chat(chats) => chats.tokenizer().stream(),
         }
     }

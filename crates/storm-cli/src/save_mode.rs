@@ -1,4 +1,4 @@
-//! How checkpoints are saved.
+//! The save mode of checkpoints.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};

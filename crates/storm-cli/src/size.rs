@@ -41,7 +41,7 @@ pub(crate) fn exact(bytes: u64) -> String {
     }
 }
 
-/// Larger numbers are bytes, if anything.
+/// Numbers above this are more likely bytes than gigabytes.
 const GIGABYTES_MAX: f64 = 10_000.0;
 
 fn without_unit(number: f64, digits: &str) -> String {
@@ -49,7 +49,7 @@ fn without_unit(number: f64, digits: &str) -> String {
     format!("`{digits}` has no unit; did you mean {digits}{meant}?")
 }
 
-/// Sizes that no run has are refused before they are multiplied with each other.
+/// Limit on counts, so that products of several do not overflow.
 const COUNT_MAX: usize = 1 << 30;
 
 pub(crate) fn positive(text: &str) -> Result<usize, String> {
@@ -60,7 +60,7 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A number of threads.
+/// Parses a number of threads.
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=THREADS_MAX) => Ok(count),

@@ -1,5 +1,5 @@
-//! Models that a command line can name: a Hugging Face directory, the folder of a run or of a checkpoint, or a name on
-//! a hub.
+//! Opens models named on the command line: a Hugging Face directory, the folder of a run or a checkpoint, or a hub
+//! name.
 
 use crate::base::BaseArg;
 use crate::image_source::ImageSource;
@@ -39,7 +39,7 @@ pub(crate) struct Which {
     step: Option<u64>,
 }
 
-/// A folder that no model can be had from.
+/// The error for a folder without a usable model.
 #[derive(Debug)]
 pub(crate) struct NoModel(String);
 
@@ -62,7 +62,7 @@ pub(crate) enum Weights {
     Directory(Box<HfDirectory>),
     Checkpoint(Box<SavedWeights>),
     Adapter(Box<AdaptedSource<HfDirectory, AdapterDirectory>>),
-    /// Adapters of a run, beside the weights that it began with.
+    /// A run's adapters, with the base weights it started from.
     Adapted(Box<AdaptedSource<HfDirectory, SavedWeights>>),
 }
 
@@ -82,29 +82,29 @@ impl ParameterSource for Weights {
     }
 }
 
-/// A model that was found, and what belongs to it.
+/// An opened language model and the files that belong to it.
 pub(crate) struct ModelSource {
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights,
-    /// The Hugging Face directory with the model's tokenizer and its like; none if it began from a preset.
+    /// The Hugging Face directory with the tokenizer and related files; `None` for a run started from a preset.
     pub(crate) files: Option<PathBuf>,
-    /// The run that it is of, if it is a checkpoint.
+    /// The run, for a checkpoint.
     pub(crate) run: Option<RunSource>,
-    /// As it was named.
+    /// The name as given.
     shown: PathBuf,
     /// Its config.json.
     json: Option<HfConfig>,
 }
 
-/// A run whose checkpoint was taken.
+/// The run that a checkpoint belongs to.
 pub(crate) struct RunSource {
-    /// `runs/NAME`, if the checkpoint lies in one.
+    /// `runs/NAME`, if the checkpoint is in a run's folder.
     pub(crate) folder: Option<PathBuf>,
-    /// Every option of the run.
+    /// All recorded options of the run.
     pub(crate) settings: BTreeMap<String, String>,
 }
 
-/// A model of any kind that was found.
+/// An opened model of any kind.
 pub(crate) enum AnySource {
     Language(Box<ModelSource>),
     Image(Box<ImageSource>),
@@ -137,7 +137,7 @@ impl ParameterSource for AnySource {
 }
 
 impl AnySource {
-    /// What it is.
+    /// The model's config.
     pub(crate) fn model(&self) -> AnyModel {
         match self {
             AnySource::Language(source) => (&source.config).into(),
@@ -145,7 +145,7 @@ impl AnySource {
         }
     }
 
-    /// The run that it is of, if it is a checkpoint that lies in one.
+    /// The folder of the run, for a checkpoint inside of one.
     pub(crate) fn run_folder(&self) -> Option<&Path> {
         match self {
             AnySource::Language(source) => source.run.as_ref()?.folder.as_deref(),
@@ -153,7 +153,7 @@ impl AnySource {
         }
     }
 
-    /// Opens a model, and says on standard error which checkpoint was taken.
+    /// Opens a model, and prints the chosen checkpoint to standard error.
     pub(crate) fn open(named: &Path, which: &Which) -> Result<AnySource> {
         if is_adapter_directory(named) {
             which.refuse_checkpoints(named)?;
@@ -210,7 +210,7 @@ impl AnySource {
 }
 
 impl ModelSource {
-    /// Opens a language model, and says on standard error which checkpoint was taken.
+    /// Opens a language model, and prints the chosen checkpoint to standard error.
     pub(crate) fn open(named: &Path, which: &Which) -> Result<ModelSource> {
         match AnySource::open(named, which)? {
             AnySource::Language(source) => Ok(*source),
@@ -224,7 +224,7 @@ impl ModelSource {
 
     fn of_directory(named: &Path, directory: &Path) -> Result<ModelSource> {
         let opened = model::open(directory)?;
-        // Known before anything slow: what these commands need is the next token.
+        // Check this before anything slow: these commands predict the next token, which takes a head.
         if !opened.has_head() {
             return Err(ModelError::NoHead { path: directory.to_owned() }.into());
         }
@@ -238,7 +238,8 @@ impl ModelSource {
         })
     }
 
-    /// An adapter and its base: as given, else as the adapter names it, from here or from where it lies.
+    /// Opens an adapter and its base: the given one, else the one the adapter names, relative to the current directory
+    /// or to the adapter's.
     fn of_adapter(named: &Path, base: Option<&str>) -> Result<ModelSource> {
         let adapter = AdapterDirectory::open(named)?;
         let Some(name) = base.or(adapter.base()) else {
@@ -261,7 +262,7 @@ impl ModelSource {
         Ok(ModelSource { config, weights, shown: named.to_owned(), ..base })
     }
 
-    /// The model that an adapter is for.
+    /// Opens the base model of an adapter.
     fn of_base(named: &Path, base: &str) -> Result<ModelSource> {
         let located = model::locate(base, Wanted::All)?.map(|located| located.directory);
         let near = named.join(base);
@@ -280,7 +281,7 @@ impl ModelSource {
         ModelSource::of_directory(&directory, &directory)
     }
 
-    /// A checkpoint of a run of adapters.
+    /// Opens a checkpoint of a LoRA run.
     fn of_adapted_checkpoint(
         named: &Path,
         run: RunSource,
@@ -339,7 +340,7 @@ impl ModelSource {
         Ok(ModelSource { config, weights, files, run, shown: named.to_owned(), json })
     }
 
-    /// The arithmetic that the model was trained in or saved for, and how that is known.
+    /// The data type the model was trained or saved in, and how that is known.
     pub(crate) fn own_dtype(&self) -> (DType, String) {
         match (&self.run, &self.weights) {
             (None, Weights::Directory(directory)) => dtype_of(directory),
@@ -348,8 +349,7 @@ impl ModelSource {
         }
     }
 
-    /// The tokenizer that the model knows: as given, else that of the data that it learned, else the one that it
-    /// came with.
+    /// The model's tokenizer: the given one, else that of the run's data, else the one in the model's directory.
     pub(crate) fn tokenizer(&self, given: Option<&str>) -> Result<TokenizerSource> {
         if let Some(text) = given {
             return Ok(TokenizerSource::parse(text));
@@ -362,8 +362,8 @@ impl ModelSource {
         Ok(model_tokenizer::needed(directory, self.config.vocab_size)?)
     }
 
-    /// What ends a text, as `transformers.generate` has it: the tokens that the model's files name. Without any, or
-    /// where a run learned it, the tokenizer's end of a text.
+    /// What ends a text, as in `transformers.generate`: the tokens named in the model's files. If there are none, or
+    /// the model was trained by a run, also the tokenizer's end-of-text token.
     pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Result<Ends> {
         let mut tokens = match (&self.files, &self.json) {
             (Some(directory), Some(json)) => end_of_text(directory, json)?,
@@ -382,14 +382,14 @@ impl ModelSource {
         Ok(Ends { line: chats.line_ends(), ..ends })
     }
 
-    /// The chat template: as given, else as the run had it, else the model's own.
+    /// The chat template: the given one, else the run's, else the model's own.
     pub(crate) fn chat_template(&self, given: Option<&str>) -> ChatTemplate {
         let recorded = || self.run.as_ref()?.settings.get("chat-template").map(String::as_str);
         ChatTemplate::parse(given.or_else(recorded).unwrap_or("model"))
     }
 }
 
-/// Says how the base of an adapter is stored, where that changes the result.
+/// Prints how the base of an adapter is stored, if that affects the result.
 fn said_base(named: &Path, base: BaseFormat) -> BaseFormat {
     if base != BaseFormat::Computed {
         eprintln!("{}: its base is stored as {base}, as in the run", named.display());
@@ -397,7 +397,7 @@ fn said_base(named: &Path, base: BaseFormat) -> BaseFormat {
     base
 }
 
-/// What a directory's largest tensor is stored as.
+/// The data type of a directory's largest tensor.
 fn dtype_of(directory: &HfDirectory) -> (DType, String) {
     if let Some(quantization) = directory.config().quantization() {
         return (DType::BF16, format!("the model's weights are quantized ({quantization})"));
@@ -416,7 +416,7 @@ fn dtype_of(directory: &HfDirectory) -> (DType, String) {
     }
 }
 
-/// What a run of a precision computes in.
+/// The compute type of a run's precision.
 fn dtype_of_run(precision: Option<&str>) -> (DType, String) {
     let dtype = match precision {
         Some("bf16-master" | "bf16-stochastic" | "fp8") => DType::BF16,
@@ -430,11 +430,11 @@ fn dtype_of_run(precision: Option<&str>) -> (DType, String) {
 
 enum Found {
     Checkpoint(Box<SavedWeights>),
-    /// The run's checkpoints are gone, and this is what it saved for others.
+    /// The exported model of a run whose checkpoints are gone.
     Directory(PathBuf),
 }
 
-/// The weights of a run.
+/// Finds the weights of a run.
 fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
     let shown = run.display();
     let say = |weights: SavedWeights, why: &str| {
@@ -522,7 +522,7 @@ impl Which {
     }
 }
 
-/// `runs/NAME` of `runs/NAME/checkpoints/step-00000100`.
+/// The run's folder, `runs/NAME`, from `runs/NAME/checkpoints/step-00000100`.
 fn run_of_checkpoint(checkpoint: &Path) -> Option<PathBuf> {
     let checkpoint = checkpoint.canonicalize().ok()?;
     let folder = checkpoint.parent()?;
@@ -535,7 +535,7 @@ impl RunSource {
         self.settings.get(key).map(String::as_str)
     }
 
-    /// A path as the run was given it: from here, and from where the run was started.
+    /// Resolves a path given to the run, relative to the current directory or to where the run was started.
     fn place(&self, path: &str) -> Option<PathBuf> {
         let begun_in = || {
             let folder = self.folder.as_ref()?.canonicalize().ok()?;
@@ -551,7 +551,7 @@ impl RunSource {
         begun_in().map(|folder| folder.join(path)).filter(|path| path.exists())
     }
 
-    /// The directory that the run's first weights came from, or what the run saved since.
+    /// The model directory the run started from, or the one it saved.
     fn model_files(&self) -> Option<PathBuf> {
         let is_model = |directory: &PathBuf| directory.join("config.json").exists();
         let began = self.setting("model").and_then(|name| self.place(name)).filter(is_model);
@@ -560,7 +560,7 @@ impl RunSource {
         began.or_else(|| self.folder.as_ref().map(|run| run.join("model")).filter(is_model))
     }
 
-    /// The config of a run that began from a preset.
+    /// The config of a run started from a preset.
     fn fresh_config(&self, weights: &SavedWeights) -> Result<ModelConfig> {
         let vocabulary = weights.vocabulary().context("the checkpoint has no embedding")?;
         train::config_of_record(&self.settings, vocabulary).with_context(|| {
@@ -572,15 +572,15 @@ impl RunSource {
         })
     }
 
-    /// The dataset that the run learns from.
+    /// The run's dataset.
     pub(crate) fn data(&self) -> Option<PathBuf> {
         let is_dataset = |folder: &PathBuf| folder.join("dataset.json").exists();
         let given = self.setting("data").and_then(|data| self.place(data)).filter(is_dataset);
         given.or_else(|| self.folder.as_ref().map(|run| run.join("data")).filter(is_dataset))
     }
 
-    /// The tokenizer of the data. Of files with the same bytes the one that the run was given: what belongs to it,
-    /// such as a chat template, lies beside it.
+    /// The tokenizer of the run's data. Among identical files, prefers the one given to the run, because related files
+    /// such as a chat template are next to it.
     fn tokenizer(&self, files: Option<&Path>) -> Option<TokenizerSource> {
         let given = self.setting("tokenizer").filter(|name| *name != "bytes");
         let given = given.and_then(|name| self.place(name)).map(|path| match path.is_dir() {

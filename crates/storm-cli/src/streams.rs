@@ -1,11 +1,11 @@
-//! Standard output and standard error of a program whose reader may leave: `storm … | head`.
+//! Standard output and standard error, safe against closed pipes as in `storm … | head`.
 //!
-//! The standard library's `println!` and `eprintln!` panic when the reader is gone. These take their
-//! names, so that no command can use the others by mistake. The work goes on without a reader: a run still
-//! saves, a probe still writes its file, and the exit code is that of the work.
+//! The standard library's `println!` and `eprintln!` panic on a closed pipe. The macros here shadow them, so that no
+//! command can use the standard ones by mistake. Work continues after the pipe closes: a run still saves, a probe still
+//! writes its file, and the exit code reflects the work.
 //!
-//! Names of files and tensors, text and settings are foreign: their control characters could move the cursor,
-//! rename the window or hide what was written before. Everything here goes through [`plain`].
+//! File names, tensor names, text and settings are untrusted input. Their control characters could move the cursor,
+//! rename the window or hide earlier output, so everything here goes through [`plain`].
 
 use std::borrow::Cow;
 use std::fmt::Arguments;
@@ -22,8 +22,8 @@ macro_rules! eprintln {
     ($($text:tt)+) => { $crate::streams::error_line(format_args!($($text)+)) };
 }
 
-/// A line of standard output. Ends the program if it cannot be written although there is a reader: a file
-/// on a full disk must not pass for a result.
+/// Prints a line to standard output. Exits on a write error other than a closed pipe: a result file truncated by a full
+/// disk must not look complete.
 pub(crate) fn line(text: Arguments<'_>) {
     let text = text.to_string();
     match writeln!(io::stdout(), "{}", fitted(&plain(&text), &io::stdout())) {
@@ -35,25 +35,25 @@ pub(crate) fn line(text: Arguments<'_>) {
     }
 }
 
-/// A line of standard error; where that cannot be written, there is no way to report it.
+/// Prints a line to standard error. A write error cannot be reported, so it is ignored.
 pub(crate) fn error_line(text: Arguments<'_>) {
     let text = text.to_string();
     let _ = writeln!(io::stderr(), "{}", fitted(&plain(&text), &io::stderr()));
 }
 
-/// A line of standard output of something that goes on if it cannot be written.
+/// Prints a line to standard output and ignores write errors.
 pub(crate) fn line_if_read(text: &str) {
     let _ = writeln!(io::stdout(), "{}", fitted(&plain(text), &io::stdout()));
 }
 
-/// Columns of a terminal; none if it is no terminal or does not say.
+/// The width of a terminal; `None` if this is not a terminal or its width is unknown.
 pub(crate) fn columns(stream: impl AsFd) -> Option<usize> {
     terminal_size_of(stream)
         .map(|(Width(columns), _)| usize::from(columns))
         .filter(|&columns| columns > 0)
 }
 
-/// Text with long lines broken for a terminal. JSON stays as it is: a line break inside of it would be another text.
+/// Wraps long lines for a terminal. Leaves JSON as it is: a line break inside of it would change it.
 fn fitted<'a>(text: &'a str, stream: &impl AsFd) -> Cow<'a, str> {
     match columns(stream) {
         Some(columns) if !text.starts_with('{') => Cow::Owned(wrapped(text, columns)),
@@ -61,8 +61,8 @@ fn fitted<'a>(text: &'a str, stream: &impl AsFd) -> Cow<'a, str> {
     }
 }
 
-/// Lines broken between words. What follows a break is indented a little more than its line; words that are too long
-/// for a line, such as paths, stay whole.
+/// Wraps lines between words. Continuation lines are indented a little more; words too long for a line, such as paths,
+/// stay whole.
 pub(crate) fn wrapped(text: &str, columns: usize) -> String {
     let mut lines = Vec::new();
     for line in text.split('\n') {
@@ -78,7 +78,7 @@ pub(crate) fn wrapped(text: &str, columns: usize) -> String {
     lines.join("\n")
 }
 
-/// Where a line that is too long is broken: at its last space that fits, or else at the first one.
+/// Where to break a line that is too long: at the last space that fits, else at the first one.
 fn break_of(line: &str, columns: usize) -> Option<usize> {
     let start = line.len() - line.trim_start().len();
     let end = line.char_indices().nth(columns).map(|(at, _)| at)?;
@@ -88,8 +88,8 @@ fn break_of(line: &str, columns: usize) -> Option<usize> {
     Some(candidates.take_while(|at| *at <= end).last().unwrap_or(first))
 }
 
-/// A line of standard error that is written over by the next; nothing if that is not a terminal. An empty text clears
-/// it.
+/// Shows a status line on standard error, which the next one overwrites. Does nothing without a terminal; an empty text
+/// clears it.
 pub(crate) fn status(text: &str) {
     let mut stderr = io::stderr();
     if stderr.is_terminal() {
@@ -97,14 +97,13 @@ pub(crate) fn status(text: &str) {
     }
 }
 
-/// A question on standard error, whose answer follows on the same line.
+/// Prints a question to standard error; the answer follows on the same line.
 pub(crate) fn ask(question: &str) {
     let mut stderr = io::stderr();
     let _ = write!(stderr, "{}", plain(question)).and_then(|()| stderr.flush());
 }
 
-/// A part of the text that a model writes, at once: people watch it being written. A file or a program gets the
-/// text as it is.
+/// Prints a piece of generated text and flushes, so that it appears immediately. Files and pipes get the raw text.
 pub(crate) fn model_text(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     let shown = if stdout.is_terminal() { plain(text) } else { Cow::Borrowed(text) };
@@ -124,8 +123,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Text without control characters but line breaks and tabs. Others are written as in JSON, `\u001b`, so that
-/// JSON stays what it was.
+/// Escapes control characters other than line breaks and tabs as in JSON, `\u001b`, so that JSON keeps its meaning.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -140,7 +138,7 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// A control character, or one that changes the direction of what follows.
+/// A control character, or one that changes the text direction.
 fn is_hidden(c: char) -> bool {
     let is_direction = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     (c.is_control() && c != '\n' && c != '\t') || is_direction

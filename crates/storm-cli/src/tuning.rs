@@ -1,22 +1,22 @@
-//! How long a GPU may look for the fastest algorithms of matrix products.
+//! Time limits for tuning matrix multiplications on a GPU.
 
 use storm_device::cuda::Preparing;
 
-/// The share of a run that may go to it, for a gain of 1 to 2 % of the rest.
+/// Fraction of the run time that tuning may take; it speeds up the rest by 1 to 2 %.
 const SHARE: f64 = 0.01;
 
-/// More does not find better ones.
+/// Tuning for longer finds nothing better.
 pub(crate) const SECONDS_MAX: f64 = 20.0;
 
-/// For what takes less time than tuning. Algorithms that were found before are used all the same.
+/// For commands shorter than tuning. Algorithms found earlier are still used.
 pub(crate) const NO_TUNING: f64 = 0.0;
 
-/// For a run of so many seconds.
+/// The tuning time for a run of this length.
 pub(crate) fn seconds(run_seconds: f64) -> f64 {
     (run_seconds * SHARE).min(SECONDS_MAX)
 }
 
-/// What a device does before it can run, in words.
+/// Describes what a device is preparing.
 pub(crate) fn describe(preparing: Preparing) -> String {
     match preparing {
         Preparing::HostMemory { bytes, of } => {
@@ -26,7 +26,7 @@ pub(crate) fn describe(preparing: Preparing) -> String {
         Preparing::Products { shapes, of } if shapes < of => {
             format!("finding fast algorithms: product {} of {of}", shapes + 1)
         }
-        // Done: nothing is left on the line.
+        // Finished: clear the line.
         Preparing::Products { .. } => String::new(),
     }
 }

@@ -1,4 +1,4 @@
-//! Text by a model, as it is written: what `storm sample` and `storm chat` share.
+//! Text generation shared by `storm sample` and `storm chat`.
 
 use crate::decoder::{self, PlaceArgs};
 use crate::precision::DtypeArg;
@@ -48,7 +48,7 @@ impl WritingArgs {
         Sampling { temperature, top_k, top_p, seed }
     }
 
-    /// Loads a model that looks back on so many tokens.
+    /// Loads a model with a context of `window` tokens.
     pub(crate) fn load(&self, source: &ModelSource, window: usize) -> Result<Decoder> {
         let config = &source.config;
         let positions = config.text_positions();
@@ -81,18 +81,18 @@ impl WritingArgs {
     }
 }
 
-/// The longest text that the model looks back on unless asked otherwise.
+/// Largest default context.
 const WINDOW_DEFAULT_MAX: usize = 4096;
 
-/// What to look back on for a text of `tokens` in all.
+/// The default context for a text of `tokens` in all.
 pub(crate) fn window(config: &ModelConfig, tokens: usize) -> usize {
     tokens.min(config.text_positions()).min(WINDOW_DEFAULT_MAX)
 }
 
-/// What ends a text.
+/// The stop conditions of a text.
 pub(crate) struct Ends {
     pub(crate) tokens: Vec<u32>,
-    /// The end of a line does, too.
+    /// Whether a line break also ends it.
     pub(crate) line: bool,
 }
 
@@ -101,17 +101,17 @@ pub(crate) struct Ends {
 pub(crate) enum Finish {
     /// The model ended it.
     End,
-    /// It is as long as it may be.
+    /// It reached the length limit.
     Length,
 }
 
-/// The tokens that were written, without the one that ended the text.
+/// The generated tokens, without the one that ended the text.
 pub(crate) struct Written {
     pub(crate) tokens: Vec<u32>,
     pub(crate) finish: Finish,
 }
 
-/// Shows up to `limit` tokens as they come, until one ends the text.
+/// Generates and prints up to `limit` tokens, until one ends the text.
 pub(crate) fn write(
     generator: &mut Generator<'_>,
     mut text: DecodeStream<'_>,
@@ -139,7 +139,7 @@ pub(crate) fn write(
     Ok(Written { tokens, finish })
 }
 
-/// Shows text on standard output. The reader may stop early.
+/// Prints text to standard output. Exits quietly if the pipe is closed.
 pub(crate) fn show(text: &str) -> Result<()> {
     match streams::model_text(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
