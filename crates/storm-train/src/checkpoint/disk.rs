@@ -1,55 +1,55 @@
-//! What a checkpoint does to the file system, behind a trait so that tests can make any of it fail.
+//! File system operations of checkpoints, behind a trait so that tests can make any of them fail.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Everything that saving changes on a disk, from any thread.
+/// Every change that saving makes to a disk. Called from any thread.
 pub trait Storage: Send + Sync + 'static {
-    /// A file that is being written.
+    /// A file being written.
     type File: OutputFile;
 
-    /// Makes a folder and those that it is in.
+    /// Creates a folder and its parents.
     ///
     /// # Errors
-    /// From the file system, as all of these.
+    /// From the file system, like all methods here.
     fn create_directories(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes a file that does not exist.
+    /// Creates a new file.
     ///
     /// # Errors
-    /// It exists already, among others.
+    /// The file already exists, among others.
     fn create_file(&self, path: &Path) -> io::Result<Self::File>;
 
-    /// Gives a file or folder another name, at once or not at all.
+    /// Renames a file or folder atomically.
     ///
     /// # Errors
-    /// There is something under that name.
+    /// The new name already exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Waits until the names in a folder are on the disk.
+    /// Waits until the directory entries of a folder are on disk.
     ///
     /// # Errors
     /// From the file system.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// Deletes a folder with all that is in it.
+    /// Deletes a folder and everything in it.
     ///
     /// # Errors
     /// From the file system.
     fn remove_tree(&self, path: &Path) -> io::Result<()>;
 }
 
-/// A file that is being written.
+/// A file being written.
 pub trait OutputFile: Write {
-    /// Waits until all of it is on the disk.
+    /// Waits until all of the file is on disk.
     ///
     /// # Errors
     /// From the file system.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// The file system.
+/// The real file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
 

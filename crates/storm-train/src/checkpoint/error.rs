@@ -4,26 +4,26 @@ use std::path::{Path, PathBuf};
 /// Why a checkpoint could not be saved or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// No room left.
+    /// The disk is full.
     #[error(
         "{}: the disk is full; free some space, or keep fewer checkpoints (keep-last, keep-every)",
         path.display()
     )]
     DiskFull {
-        /// What could not be written.
+        /// The file that could not be written.
         path: PathBuf,
     },
-    /// Anything else that the file system refused.
+    /// Any other file system error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not what was written.
+    /// A checkpoint does not match its manifest.
     #[error("{} is damaged: {problem}", path.display())]
     Damaged {
         /// The file.
@@ -31,19 +31,19 @@ pub enum CheckpointError {
         /// What is wrong with it.
         problem: String,
     },
-    /// There are checkpoints, and not one that a run could go on from.
+    /// Checkpoints exist, but a run can resume from none of them.
     #[error(
         "none of the {count} checkpoints in {} can be used; put back a copy that is whole, or give \
          --begin-anew instead of --resume: that sets all of the run aside and begins with step 1",
         path.display()
     )]
     NoneUsable {
-        /// Their folder.
+        /// The folder of the checkpoints.
         path: PathBuf,
         /// How many there are.
         count: usize,
     },
-    /// It is whole, but of something else.
+    /// The checkpoint is intact, but belongs to another run.
     #[error("{} belongs to another run: {problem}; name another run, or use its config", path.display())]
     OtherRun {
         /// The checkpoint.
@@ -51,7 +51,7 @@ pub enum CheckpointError {
         /// What differs.
         problem: String,
     },
-    /// It is newer than this program.
+    /// The checkpoint is newer than this program.
     #[error(
         "{} has format {format}, and this version of storm knows formats up to {known}; use a newer one",
         path.display()
@@ -59,15 +59,15 @@ pub enum CheckpointError {
     Newer {
         /// The manifest.
         path: PathBuf,
-        /// Of the manifest.
+        /// The format of the manifest.
         format: u32,
-        /// The newest that this program reads.
+        /// The newest format this program reads.
         known: u32,
     },
 }
 
 impl CheckpointError {
-    /// An error of the file system, with what was tried on what.
+    /// Wraps a file system error with the operation and its path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
@@ -78,7 +78,7 @@ impl CheckpointError {
         }
     }
 
-    /// Whether an older checkpoint may help.
+    /// Whether an older checkpoint may still work.
     pub fn is_damage(&self) -> bool {
         matches!(self, CheckpointError::Damaged { .. } | CheckpointError::Io { .. })
     }

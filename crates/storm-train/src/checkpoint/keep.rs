@@ -1,20 +1,20 @@
-//! Which checkpoints stay.
+//! Retention: which checkpoints to keep.
 
 use super::source::Hashing;
 use super::{CheckpointError, Checkpoints, Keep, StateTensor, Storage};
 
-/// Which checkpoints stay when a new one is saved; the best one always does.
+/// Which checkpoints to keep when a new one is saved, besides the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// So many of the newest that are whole, at least one.
+    /// Keep this many of the newest intact ones, at least one.
     pub last: usize,
-    /// And those of steps that are a multiple of this.
+    /// Also keep those whose step is a multiple of this.
     pub every: Option<u64>,
 }
 
 impl Retention {
-    /// The steps whose checkpoints go, given all in order. `is_whole` may have to read a checkpoint: it is
-    /// asked only where the answer decides whether something goes.
+    /// The steps whose checkpoints to delete, given all steps in order. `is_whole` may have to read a whole checkpoint,
+    /// so it is called only if its answer decides whether something is deleted.
     fn superfluous(
         &self,
         steps: &[u64],
@@ -39,8 +39,8 @@ impl Retention {
 }
 
 impl<S: Storage> Checkpoints<S> {
-    /// Deletes the checkpoints that need not stay. None goes on account of a newer one that is damaged or not
-    /// of these tensors: those that this process did not write are read first.
+    /// Deletes the checkpoints that are not kept. A newer checkpoint counts only if it is intact and holds these
+    /// tensors, so those that this process did not write are read first.
     ///
     /// # Errors
     /// From the file system.
@@ -56,7 +56,7 @@ impl<S: Storage> Checkpoints<S> {
     ) -> Result<(), CheckpointError> {
         let is_whole = |step| self.is_whole(step, tensors, hashing);
         for step in retention.superfluous(&self.steps()?, best, is_whole) {
-            // Under its own name it is never half there.
+            // Rename before deleting: under its own name, a checkpoint is always complete.
             let deleting = self.beside(step, "deleting");
             self.clear(&deleting)?;
             self.rename(&self.path(step), &deleting)?;

@@ -1,4 +1,4 @@
-//! What is known of checkpoints, so that only those are counted on that can be used.
+//! Remembers the condition of checkpoints, so that retention counts only usable ones.
 
 use super::manifest::{self, Manifest};
 use super::source::Hashing;
@@ -6,12 +6,12 @@ use super::{Checkpoints, StatePart, StateTensor, Storage};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// How a checkpoint was when it was last read or written.
+/// The condition of a checkpoint when it was last read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// This process wrote and flushed it, or read all of it and compared the hashes.
+    /// This process wrote and flushed it, or read all of it and verified its hashes.
     Whole,
-    /// It is damaged, unreadable or of another run.
+    /// It is damaged, unreadable or from another run.
     Unusable,
 }
 
@@ -38,8 +38,8 @@ impl Known {
 }
 
 impl<S: Storage> Checkpoints<S> {
-    /// Whether a checkpoint can be counted on. All of it is read if this process has neither written nor read it
-    /// before; otherwise only its manifest is.
+    /// Whether a checkpoint is usable. Reads all of it if this process has neither written nor read it before,
+    /// otherwise only its manifest.
     pub(super) fn is_whole(&self, step: u64, tensors: &[StateTensor], hashing: Hashing) -> bool {
         match self.known.get(step) {
             Some(Condition::Whole) => {
@@ -54,7 +54,7 @@ impl<S: Storage> Checkpoints<S> {
         }
     }
 
-    /// Whether the manifest is whole and every file has the length that it names.
+    /// Whether the manifest is intact and every file has the length it records.
     fn is_all_there(&self, step: u64) -> bool {
         let path = self.path(step);
         let Ok(manifest) = Manifest::read(&path.join(manifest::FILE_NAME)) else { return false };

@@ -1,7 +1,7 @@
-//! What a checkpoint says about itself.
+//! The manifest of a checkpoint.
 //!
-//! The file is `{"blake3":"…","manifest":…}`, and the hash is of everything after it: not a byte of
-//! the manifest can change unnoticed.
+//! The file is `{"blake3":"…","manifest":…}`. The hash covers everything after it, so that any change to the manifest
+//! is detected.
 
 use super::CheckpointError;
 use crate::PredictState;
@@ -13,39 +13,39 @@ use storm_files::open_plain;
 
 pub(super) const FILE_NAME: &str = "manifest.json";
 
-/// The newest format that this program writes and reads. Older programs could not go on with predictions, and know only the
-/// format before.
+/// The newest format that this program writes and reads. Checkpoints without predictions still use the format before
+/// it, so that older programs, which cannot resume predictions, can read them.
 const FORMAT: u32 = 2;
 const FORMAT_WITHOUT_PREDICTIONS: u32 = 1;
 
-/// A manifest of a run with every option set is a few kilobytes long.
+/// Size limit. The manifest of a run with every option set takes a few kilobytes.
 const BYTES_MAX: u64 = 1 << 20;
 
 const BEFORE_HASH: &str = "{\"blake3\":\"";
 const AFTER_HASH: &str = "\",\"manifest\":";
 const HASH_LETTERS: usize = 2 * blake3::OUT_LEN;
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Steps made, whether they updated anything or not.
     pub step: u64,
-    /// Updates made; with the seed, the whole state of the random generator.
+    /// Updates made; together with the seed, the whole state of the random generator.
     pub updates: u32,
     /// Tokens or samples read.
     #[serde(rename = "tokens", alias = "units")]
     pub units: u64,
-    /// Where the data goes on, in the words of what supplies it.
+    /// The position in the data, in the format of the data source.
     pub data: serde_json::Value,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// Evaluations since then.
+    /// Evaluations since the best one.
     pub evaluations_without_gain: u32,
-    /// Every setting of the run as it was resolved, the size of micro-batches included.
+    /// Every resolved setting of the run, including the micro-batch size.
     pub settings: BTreeMap<String, String>,
-    /// What computed: device and versions of its libraries. Exactness is promised on the same only.
+    /// The device and the versions of its libraries. Resuming is bitwise exact only on the same ones.
     pub device: String,
-    /// Of a run that predicts.
+    /// State of predictions, if the run predicts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predict: Option<PredictState>,
 }
@@ -53,7 +53,7 @@ pub struct Progress {
 /// The best evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// After which step.
+    /// The step of the evaluation.
     pub step: u64,
     /// Its loss.
     pub loss: f64,
@@ -104,7 +104,7 @@ impl Manifest {
         let damaged = |problem: String| CheckpointError::Damaged { path: path.to_owned(), problem };
         let body = checked_body(&text).map_err(|problem| damaged(problem.to_owned()))?;
         let json = body.strip_suffix("}\n").unwrap_or(body);
-        // The number first: what else there is depends on it.
+        // Read the format number first: the other fields depend on it.
         let known: Numbered =
             serde_json::from_str(json).map_err(|error| damaged(error.to_string()))?;
         if known.format > FORMAT {
@@ -120,7 +120,7 @@ struct Numbered {
     format: u32,
 }
 
-/// What follows the hash, if it has that hash.
+/// Returns what follows the hash, if the hash matches.
 fn checked_body(text: &[u8]) -> Result<&str, &'static str> {
     if text.len() as u64 > BYTES_MAX {
         return Err("it is longer than any manifest");

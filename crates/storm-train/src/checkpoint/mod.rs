@@ -1,9 +1,8 @@
-//! Checkpoints: everything that a run needs to go on as if nothing had happened, bit by bit.
+//! Checkpoints: everything a run needs to resume bit for bit as if it had never stopped.
 //!
-//! A checkpoint is a directory, `step-00000100`, of two safetensors files, up to three more for predictions, and a manifest
-//! that has a hash of each. It is written under another name, flushed to disk, and renamed: under its own name it
-//! is never half there. The hashes find what the disk damaged later; a run then goes on from the
-//! checkpoint before.
+//! A checkpoint is a directory, `step-00000100`, with two safetensors files, more for predictions, and a manifest with
+//! a hash of each. It is written under a temporary name, flushed to disk, and renamed, so that under its own name it is
+//! always complete. The hashes detect later damage on disk; a run then resumes from the checkpoint before.
 
 mod disk;
 mod error;
@@ -44,12 +43,12 @@ pub struct Checkpoints<S = Disk> {
     known: Known,
 }
 
-/// What a name in the folder is that is no checkpoint: being written, being deleted, or out of the way
-/// of a new one. What a process that was killed left of these is deleted by the next.
+/// Suffixes of folders that are not finished checkpoints: being written, being deleted, or moved out of the way of a
+/// new one. The next process deletes what a killed one left.
 const UNFINISHED: [&str; 3] = ["partial", "deleting", "replaced"];
 
 impl<S: Storage> Checkpoints<S> {
-    /// Checkpoints in `root`, which is made if it is not there.
+    /// Opens the checkpoints in `root`, and creates the folder if it does not exist.
     ///
     /// # Errors
     /// From the file system.
@@ -58,12 +57,12 @@ impl<S: Storage> Checkpoints<S> {
         Ok(Checkpoints::reading(root, storage))
     }
 
-    /// Checkpoints in `root` to read: nothing is made there.
+    /// Opens the checkpoints in `root` for reading; creates nothing.
     pub fn reading(root: &Path, storage: S) -> Checkpoints<S> {
         Checkpoints { root: root.to_owned(), storage, known: Known::default() }
     }
 
-    /// Steps that have a checkpoint, in order; whether it can be used is not looked at.
+    /// The steps that have a checkpoint, in order. Does not check that they are usable.
     ///
     /// # Errors
     /// The folder cannot be listed.
@@ -73,12 +72,12 @@ impl<S: Storage> Checkpoints<S> {
         Ok(steps)
     }
 
-    /// Where the checkpoint of a step is, if there is one.
+    /// The path of a step's checkpoint, whether or not it exists.
     pub fn path(&self, step: u64) -> PathBuf {
         self.root.join(name_of(step))
     }
 
-    /// Deletes what a killed process left half-done.
+    /// Deletes unfinished folders that a killed process left.
     ///
     /// # Errors
     /// From the file system.
@@ -99,7 +98,7 @@ impl<S: Storage> Checkpoints<S> {
         let list = || -> std::io::Result<Vec<String>> {
             let mut names = Vec::new();
             for entry in std::fs::read_dir(&self.root)? {
-                // A name that is not Unicode is none of ours.
+                // Checkpoint names are Unicode, so skip all others.
                 names.extend(entry?.file_name().into_string());
             }
             Ok(names)

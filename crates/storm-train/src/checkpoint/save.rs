@@ -1,4 +1,4 @@
-//! Writing a checkpoint: under another name first, in its place when all of it is on the disk.
+//! Writes a checkpoint under a temporary name, and moves it into place once all of it is on disk.
 
 use super::known::Condition;
 use super::manifest::{self, FileEntry, Manifest};
@@ -12,13 +12,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use storm_model::{HEADER_BYTES_MAX, safetensors_header};
 
-/// Tensors are read and written in pieces of this size.
+/// Size of the pieces in which tensors are read and written.
 const PIECE_BYTES: usize = 4 << 20;
 
 impl<S: Storage> Checkpoints<S> {
-    /// Saves a checkpoint and says where it is. When this returns, it is on the disk to stay, and
-    /// checkpoints of earlier steps are as they were, whether it succeeds or not. One that is there
-    /// already and can be used is left.
+    /// Saves a checkpoint and returns its path. On return it is durable, and checkpoints of earlier
+    /// steps are unchanged, even if saving fails. A usable checkpoint of the same step is not
+    /// written again.
     ///
     /// # Errors
     /// From the disk or the device.
@@ -30,7 +30,7 @@ impl<S: Storage> Checkpoints<S> {
         self.save_from(Live::new(state), progress)
     }
 
-    /// As [`Checkpoints::save`], of the state that a snapshot holds.
+    /// Like [`Checkpoints::save`], with the state of a snapshot.
     pub(super) fn save_snapshot(
         &self,
         snapshot: &Snapshot,
@@ -52,7 +52,7 @@ impl<S: Storage> Checkpoints<S> {
         let partial = self.beside(progress.step, "partial");
         let written = self.write(&partial, &mut source, progress);
         if written.is_err() {
-            // The error that matters is the one above; what stays is deleted by the next run.
+            // Ignore this error: the one above matters, and the next run deletes what is left.
             let _ = self.storage.remove_tree(&partial);
         }
         written?;
@@ -111,7 +111,7 @@ impl<S: Storage> Checkpoints<S> {
         let entries = tensors().map(|(_, t)| (t.name.as_str(), t.file_dtype(), t.shape.axes()));
         let (header, _) = safetensors_header(entries);
         if header.len() as u64 > HEADER_BYTES_MAX {
-            // Nobody could read it back.
+            // Readers would refuse a header this large.
             let source = io::Error::other("the model has too many tensors for one file");
             return Err(CheckpointError::Io { action: "write", path, source }.into());
         }
@@ -130,7 +130,7 @@ impl<S: Storage> Checkpoints<S> {
         self.root.join(format!("{}.{suffix}", name_of(step)))
     }
 
-    /// Deletes what may be there.
+    /// Deletes a folder, if it exists.
     pub(super) fn clear(&self, path: &Path) -> Result<(), CheckpointError> {
         match self.storage.remove_tree(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

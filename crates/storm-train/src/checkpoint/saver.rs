@@ -1,4 +1,4 @@
-//! Saving beside the steps of a run: a thread writes what a snapshot holds, one checkpoint at a time.
+//! Saves checkpoints while a run continues: a thread writes a snapshot, one checkpoint at a time.
 
 use super::source::Hashing;
 use super::{CheckpointError, Checkpoints, Progress, Retention, Snapshot, Storage, TrainingState};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Saves the checkpoints of a run, and deletes those that need not stay.
+/// Saves the checkpoints of a run, and deletes those not kept.
 ///
-/// With a snapshot, steps wait only while it is filled; a checkpoint counts as saved when
-/// [`Saver::finished`] or [`Saver::wait`] has said so. Without, they wait until it is on the disk.
+/// With a snapshot, steps pause only while it is filled; a checkpoint counts as saved once [`Saver::finished`] or
+/// [`Saver::wait`] returns it. Without one, steps pause until the checkpoint is on disk.
 #[derive(Debug)]
 pub struct Saver<S> {
     checkpoints: Arc<Checkpoints<S>>,
@@ -25,25 +25,25 @@ enum Way {
     Writing(Writing),
 }
 
-/// A checkpoint that is being written.
+/// A checkpoint being written.
 #[derive(Debug)]
 struct Writing {
     step: u64,
     thread: JoinHandle<(Snapshot, Result<Saved, CheckpointError>)>,
 }
 
-/// A checkpoint that is on the disk to stay.
+/// A checkpoint that is durable on disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
     /// Its step.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// From the first byte read to the last one deleted of what need not stay.
+    /// Time from the first byte read until the checkpoints not kept are deleted.
     pub seconds: f64,
 }
 
-/// What became of a save that was asked for.
+/// The result of starting a save.
 #[derive(Debug)]
 pub enum Begun {
     /// It is on the disk.
@@ -52,39 +52,38 @@ pub enum Begun {
     Writing,
 }
 
-/// What stays beside a new checkpoint.
+/// Which checkpoints to keep besides a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
     /// By age and number.
     pub retention: Retention,
-    /// The step of the best one, if that stays.
+    /// The step of the best checkpoint, if it is to be kept.
     pub best: Option<u64>,
 }
 
 impl<S: Storage> Saver<S> {
-    /// Steps wait for every checkpoint.
+    /// Pauses steps for every checkpoint.
     pub fn new(checkpoints: Checkpoints<S>) -> Saver<S> {
         Saver { checkpoints: Arc::new(checkpoints), way: Way::Pause }
     }
 
-    /// From now on, checkpoints of the state that this is a snapshot of are written in the background.
+    /// Writes checkpoints in the background from now on, through this snapshot.
     pub fn use_snapshot(&mut self, snapshot: Snapshot) {
         self.way = Way::Background(snapshot);
     }
 
-    /// Where they are.
+    /// The checkpoints it writes.
     pub fn checkpoints(&self) -> &Checkpoints<S> {
         &self.checkpoints
     }
 
-    /// Begins a checkpoint, or makes it, where there is no snapshot. What was being written must have
-    /// been waited for.
+    /// Starts a checkpoint, or, without a snapshot, writes all of it. The caller must have waited for an earlier one.
     ///
     /// # Errors
-    /// From the device or the disk; checkpoints before are as they were.
+    /// From the device or the disk. Earlier checkpoints are unchanged.
     ///
     /// # Panics
-    /// A checkpoint is being written.
+    /// A checkpoint is still being written.
     pub fn save(
         &mut self,
         state: &mut impl TrainingState,
@@ -122,10 +121,10 @@ impl<S: Storage> Saver<S> {
         Ok(Begun::Writing)
     }
 
-    /// The checkpoint that was being written, if it is on the disk now.
+    /// The background checkpoint, if it has just been finished.
     ///
     /// # Errors
-    /// From the disk; checkpoints before are as they were.
+    /// From the disk. Earlier checkpoints are unchanged.
     pub fn finished(&mut self) -> Result<Option<Saved>, CheckpointError> {
         match &self.way {
             Way::Writing(writing) if writing.thread.is_finished() => self.wait(),
@@ -133,10 +132,10 @@ impl<S: Storage> Saver<S> {
         }
     }
 
-    /// Waits for the checkpoint that is being written, if there is one.
+    /// Waits for the background checkpoint, if there is one.
     ///
     /// # Errors
-    /// From the disk; checkpoints before are as they were.
+    /// From the disk. Earlier checkpoints are unchanged.
     pub fn wait(&mut self) -> Result<Option<Saved>, CheckpointError> {
         match std::mem::replace(&mut self.way, Way::Pause) {
             Way::Writing(Writing { thread, .. }) => {
@@ -153,7 +152,7 @@ impl<S: Storage> Saver<S> {
         }
     }
 
-    /// The step of the checkpoint that is being written.
+    /// The step of the checkpoint being written.
     pub fn writing(&self) -> Option<u64> {
         match &self.way {
             Way::Writing(writing) => Some(writing.step),

@@ -1,9 +1,9 @@
-//! A file of a checkpoint that several ranks write: who writes which bytes, and its hash.
+//! A checkpoint file that several ranks write together: who writes which bytes, and how it is hashed.
 //!
-//! All ranks know the layout before anything is written. The file is divided into blocks. A block whose bytes one rank owns is
-//! written and hashed by that rank. All other blocks, and a last one that is shorter, are written by the first rank, to which the
-//! others send what they own of them. So no two ranks write to one page of the file, and its bytes and its hash do not depend on
-//! the number of ranks.
+//! All ranks know the layout before anything is written. The file is divided into blocks. A rank writes and hashes the
+//! blocks whose bytes it owns entirely. Rank 0 writes all other blocks, including a shorter last one; the other ranks
+//! send it their bytes of those. So no two ranks write to the same page of the file, and neither its bytes nor its hash
+//! depend on the number of ranks.
 
 use super::manifest::FileEntry;
 use super::tree::{BLOCK_BYTES, block_count, combine, hash_block};
@@ -18,35 +18,35 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use storm_model::safetensors_header;
 
-/// Blocks that are read, hashed and written at a time.
+/// Blocks that are read, hashed and written at once.
 const BLOCKS_AT_A_TIME: u64 = 64;
 
-/// Reads bytes of a tensor by its name, from a position on.
+/// Reads bytes of a tensor by name, starting at an offset.
 pub(crate) type ReadTensor<'a> = dyn FnMut(&str, usize, &mut [u8]) -> Result<(), TrainError> + 'a;
 
-/// A file of a checkpoint.
+/// The layout of a checkpoint file.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
     pub(crate) name: &'static str,
     header: Vec<u8>,
-    /// With where each begins in the file.
+    /// Each tensor with its offset in the file.
     tensors: Vec<(u64, StateTensor)>,
-    /// Who owns what, in order and without gaps. Neighbors have different owners.
+    /// The owner of each byte range, in order and without gaps. Neighbors have different owners.
     spans: Vec<(Range<u64>, u32)>,
     bytes: u64,
 }
 
-/// What a rank has found out of a file, for the first one.
+/// What a rank sends to rank 0 about a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnPart {
-    /// Of the blocks that it has written, in order.
+    /// Hashes of the blocks the rank has written, in order.
     blocks: Vec<ChainingValue>,
-    /// What it owns of all other blocks, in order.
+    /// The rank's bytes of all other blocks, in order.
     edges: Vec<u8>,
 }
 
 impl SharedFile {
-    /// A file of these tensors. `owners` says who has which bytes of a tensor, in order.
+    /// A file of these tensors. `owners` returns who owns which bytes of a tensor, in order.
     pub(crate) fn new(
         part: StatePart,
         tensors: &[StateTensor],
@@ -54,7 +54,7 @@ impl SharedFile {
     ) -> SharedFile {
         let entries = tensors.iter().map(|t| (t.name.as_str(), t.file_dtype(), t.shape.axes()));
         let (header, _) = safetensors_header(entries);
-        // The first rank writes the header.
+        // Rank 0 writes the header.
         let mut spans = vec![(0..header.len() as u64, 0)];
         let mut placed = Vec::new();
         let mut end = header.len() as u64;
@@ -81,13 +81,13 @@ impl SharedFile {
         self.header.len() as u64
     }
 
-    /// The blocks that a rank writes, as ranges of bytes.
+    /// The blocks a rank writes, as byte ranges.
     fn whole(&self, rank: u32) -> impl Iterator<Item = Range<u64>> {
         let own = self.spans.iter().filter(move |(_, owner)| *owner == rank);
         own.map(|(span, _)| self.blocks_in(span)).filter(|range| !range.is_empty())
     }
 
-    /// What a rank owns of all other blocks.
+    /// The byte ranges a rank owns in all other blocks.
     fn edges(&self, rank: u32) -> impl Iterator<Item = Range<u64>> {
         let own = self.spans.iter().filter(move |(_, owner)| *owner == rank);
         own.flat_map(|(span, _)| {
@@ -100,9 +100,9 @@ impl SharedFile {
         .filter(|range| !range.is_empty())
     }
 
-    /// The bytes of all blocks inside a span.
+    /// The byte range of all blocks entirely inside a span.
     fn blocks_in(&self, span: &Range<u64>) -> Range<u64> {
-        // A single block is not part of a tree: the first rank hashes it.
+        // A file of one block has no hash tree; rank 0 hashes it.
         if block_count(self.bytes) == 1 {
             return 0..0;
         }
@@ -111,14 +111,14 @@ impl SharedFile {
         first..end.max(first)
     }
 
-    /// Bytes of a rank's [`OwnPart`] as a message.
+    /// Size of a rank's [`OwnPart`] as a message.
     pub(crate) fn message_bytes(&self, rank: u32) -> usize {
         let blocks: u64 = self.whole(rank).map(|range| block_count(range.end - range.start)).sum();
         let edges: u64 = self.edges(rank).map(|range| range.end - range.start).sum();
         blocks as usize * size_of::<ChainingValue>() + edges as usize
     }
 
-    /// Some bytes of the file, which `read` gives by the name of a tensor.
+    /// Fills a byte range of the file, using `read` for tensors.
     fn fill(
         &self,
         range: Range<u64>,
@@ -143,7 +143,7 @@ impl SharedFile {
         Ok(())
     }
 
-    /// A rank's part: writes its blocks, and says what the first rank needs of it.
+    /// Every rank: writes its blocks, and returns what rank 0 needs.
     pub(crate) fn write_own(
         &self,
         rank: u32,
@@ -174,8 +174,7 @@ impl SharedFile {
         Ok(own)
     }
 
-    /// The first rank's last part: writes the blocks of which several ranks have something, and hashes the file. `parts` has what each
-    /// rank found.
+    /// Rank 0, last: writes the blocks shared by several ranks, and hashes the file. `parts` has the part of each rank.
     pub(crate) fn complete(
         &self,
         file: &File,
@@ -224,7 +223,7 @@ impl OwnPart {
         bytes
     }
 
-    /// Back from a message of [`SharedFile::message_bytes`].
+    /// Decodes a message of [`SharedFile::message_bytes`].
     pub(crate) fn of_bytes(file: &SharedFile, rank: u32, bytes: &[u8]) -> OwnPart {
         let count: u64 = file.whole(rank).map(|range| block_count(range.end - range.start)).sum();
         let (blocks, edges) = bytes.split_at(count as usize * size_of::<ChainingValue>());
@@ -232,7 +231,7 @@ impl OwnPart {
     }
 }
 
-/// What two ranges have in common.
+/// The intersection of two ranges.
 fn common(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
     let range = one.start.max(other.start)..one.end.min(other.end);
     (!range.is_empty()).then_some(range)

@@ -1,32 +1,33 @@
-//! A copy of the state in host memory, from which a checkpoint is written while steps go on.
+//! A copy of the training state in host memory, from which a checkpoint is written while steps
+//! continue.
 
 use super::{StateTensor, TrainingState};
 use crate::TrainError;
 use std::ops::Range;
 use storm_device::HostBuffer;
 
-/// Where a tensor begins: a line of a cache, so that copies are as fast as they can be.
+/// Alignment of tensors: a cache line, for fast copies.
 const ALIGNMENT: usize = 64;
 
-/// Room for all of the state or a part of it, taken once and filled again and again.
+/// A buffer for all or part of the state, allocated once and refilled for every checkpoint.
 #[derive(Debug)]
 pub struct Snapshot {
     tensors: Vec<StateTensor>,
-    /// Of each tensor in `memory`.
+    /// The range of each tensor in `memory`.
     ranges: Vec<Range<usize>>,
     memory: HostBuffer,
 }
 
 impl Snapshot {
-    /// Takes the memory, for all of this state.
+    /// Allocates a snapshot of the whole state.
     ///
     /// # Errors
-    /// The machine or a limit does not allow it.
+    /// The machine or a limit refuses the memory.
     pub fn new(state: &impl TrainingState) -> Result<Snapshot, TrainError> {
         Snapshot::of(state, state.tensors())
     }
 
-    /// Takes the memory, for these tensors.
+    /// Allocates a snapshot of these tensors.
     pub(crate) fn of(
         state: &impl TrainingState,
         tensors: Vec<StateTensor>,
@@ -35,7 +36,7 @@ impl Snapshot {
         Ok(Snapshot { memory: state.host_buffer(bytes)?, tensors, ranges })
     }
 
-    /// Makes it a copy of the state as it is now.
+    /// Copies the current state into the snapshot.
     ///
     /// # Errors
     /// From the device.
@@ -50,7 +51,7 @@ impl Snapshot {
         state.read_all(reads)
     }
 
-    /// Whether it holds what the state yields tensor by tensor.
+    /// Whether the snapshot equals the current state, read tensor by tensor.
     ///
     /// # Errors
     /// From the device.
@@ -65,7 +66,7 @@ impl Snapshot {
         Ok(true)
     }
 
-    /// Makes the state what it was when this was taken, but for the number of updates.
+    /// Restores the state from the snapshot, except for the number of updates.
     ///
     /// # Errors
     /// From the device.
@@ -78,12 +79,12 @@ impl Snapshot {
         &self.tensors
     }
 
-    /// Host memory that it takes.
+    /// Host memory of the snapshot.
     pub(crate) fn size_bytes(&self) -> usize {
         self.memory.as_slice().len()
     }
 
-    /// The bytes of the tensor at that place among [`Snapshot::tensors`].
+    /// The bytes of the tensor at this index of [`Snapshot::tensors`].
     pub(crate) fn bytes(&self, index: usize) -> &[u8] {
         &self.memory.as_slice()[self.ranges[index].clone()]
     }
@@ -93,7 +94,7 @@ impl Snapshot {
     }
 }
 
-/// Where tensors are in a snapshot, and its bytes.
+/// The range of each tensor in a snapshot, and the snapshot's size.
 fn layout(tensors: &[StateTensor]) -> (Vec<Range<usize>>, usize) {
     let mut end: usize = 0;
     let ranges = tensors.iter().map(|tensor| {
@@ -104,7 +105,7 @@ fn layout(tensors: &[StateTensor]) -> (Vec<Range<usize>>, usize) {
     (ranges.collect(), end)
 }
 
-/// Bytes of a snapshot of these tensors.
+/// Size of a snapshot of these tensors.
 pub(crate) fn snapshot_bytes(tensors: &[StateTensor]) -> usize {
     layout(tensors).1
 }

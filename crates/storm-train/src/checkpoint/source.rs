@@ -2,30 +2,31 @@ use super::{CheckpointError, FileEntry, Snapshot, StatePart, StateTensor, Traini
 use crate::TrainError;
 use std::path::Path;
 
-/// Where the tensors of a checkpoint are taken from, piece by piece.
+/// A source for the tensors of a checkpoint, read piece by piece.
 pub(super) trait StateSource {
-    /// What it cannot do.
+    /// The error of a failed read.
     type Error: From<CheckpointError>;
 
-    /// How pieces are hashed: by all cores while nothing else happens, or by one beside the steps.
+    /// How to hash: with all cores while training pauses, or with one core while steps run.
     const HASHING: Hashing;
 
     /// Its tensors.
     fn tensors(&self) -> Vec<StateTensor>;
 
-    /// Whether those of a part are saved.
+    /// Whether the tensors of a part are to be saved.
     fn holds(&self, part: StatePart) -> bool;
 
-    /// Some bytes of the tensor at that place among all, `first` and following.
+    /// Reads `count` bytes of the tensor at `index`, starting at byte `first`.
     fn piece(&mut self, index: usize, first: usize, count: usize) -> Result<&[u8], Self::Error>;
 
-    /// Writes all files with the ranks that own parts of them; none if this process writes them piece by piece.
+    /// Writes all files together with the ranks that own parts of them; `None` if this process writes them piece by
+    /// piece.
     fn write_by_ranks(&mut self, _folder: &Path) -> Result<Option<Vec<FileEntry>>, Self::Error> {
         Ok(None)
     }
 }
 
-/// Who hashes.
+/// How many cores hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashing {
     AllCores,
@@ -41,7 +42,7 @@ impl Hashing {
     }
 }
 
-/// The state itself, which must not change meanwhile.
+/// The live state, which must not change during the save.
 pub(super) struct Live<'a, T> {
     state: &'a mut T,
     tensors: Vec<StateTensor>,

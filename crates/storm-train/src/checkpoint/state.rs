@@ -6,20 +6,20 @@ use storm_device::{HostBuffer, PlanDevice};
 use storm_graph::{DType, MomentFormat, ParameterInstance, Shape, Training};
 use storm_model::{AnyModel, Dtype};
 
-/// Which file of a checkpoint a tensor is in.
+/// The part of the state that a tensor belongs to. Each part has its own file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePart {
-    /// What the model computes with.
+    /// Parameters in the compute precision.
     Parameters,
-    /// Moments and f32 masters.
+    /// Optimizer moments and f32 master weights.
     Optimizer,
-    /// What predictions are undone to.
+    /// The state that undoing a prediction restores.
     Undo,
-    /// Weights at the start of the window of a direction.
+    /// Weights at the start of a direction's window.
     Reference,
-    /// What a direction keeps.
+    /// State of the prediction direction.
     Direction,
-    /// The state of a controller that learns.
+    /// State of a learned controller.
     Controller,
 }
 
@@ -33,7 +33,7 @@ impl StatePart {
         StatePart::Controller,
     ];
 
-    /// Whether every checkpoint has it.
+    /// Whether every checkpoint contains this part.
     pub(crate) fn is_always_saved(self) -> bool {
         matches!(self, StatePart::Parameters | StatePart::Optimizer)
     }
@@ -50,7 +50,7 @@ impl StatePart {
     }
 }
 
-/// A tensor that training resumes from.
+/// A tensor of the training state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTensor {
     /// `layers.3.attention.qkv.weight.first_moment`.
@@ -59,17 +59,17 @@ pub struct StateTensor {
     pub shape: Shape,
     /// Its dtype.
     pub dtype: DType,
-    /// Its file.
+    /// The part it belongs to.
     pub part: StatePart,
 }
 
 impl StateTensor {
-    /// Bytes of its elements.
+    /// Size of its data.
     pub fn size_bytes(&self) -> usize {
         self.shape.elements() * self.dtype.size_bytes()
     }
 
-    /// Its dtype as files name it.
+    /// Its dtype in safetensors.
     pub(crate) fn file_dtype(&self) -> Dtype {
         match self.dtype {
             DType::F32 => Dtype::F32,
@@ -81,12 +81,12 @@ impl StateTensor {
     }
 }
 
-/// Where the frozen parameters of a resumed run come from.
+/// Where a resumed run gets its frozen parameters from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
-    /// From the checkpoint, with all others.
+    /// From the checkpoint, like all others.
     Saved,
-    /// From the model that the adapters are for. The run's settings have its hash.
+    /// From the base model of the adapters, whose hash is in the run's settings.
     Elsewhere,
 }
 
@@ -99,7 +99,7 @@ impl Base {
     }
 }
 
-/// Every tensor that training of these parameters resumes from, in a fixed order.
+/// Every tensor of the training state for these parameters, in a fixed order.
 pub(crate) fn state_tensors(
     instances: &[ParameterInstance],
     options: &TrainOptions,
@@ -126,11 +126,11 @@ pub(crate) fn state_tensors(
     tensors
 }
 
-/// Bytes of the state of a model in training: what a snapshot takes in host memory, and, but for some
-/// kilobytes of headers, a checkpoint on a disk.
+/// Size of the training state: what a snapshot takes in host memory, and, except for some kilobytes of headers, a
+/// checkpoint on disk.
 ///
 /// # Errors
-/// A model that is not valid with these options.
+/// The model is invalid with these options.
 pub fn checkpoint_bytes(
     model: impl Into<AnyModel>,
     options: &TrainOptions,
@@ -143,47 +143,47 @@ pub fn checkpoint_bytes(
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }
 
-/// What has state to save and to restore.
+/// Training state that can be saved and restored.
 pub trait TrainingState {
-    /// Its tensors, always the same in the same order.
+    /// The tensors of the state, always in the same order.
     fn tensors(&self) -> Vec<StateTensor>;
 
-    /// Whether the tensors of a part mean something now; others are not saved.
+    /// Whether the tensors of a part are valid now. Others are not saved.
     fn holds(&self, part: StatePart) -> bool {
         part.is_always_saved()
     }
 
-    /// Updates that were made.
+    /// Number of updates made.
     fn updates(&self) -> u32;
 
-    /// Bytes of a tensor as it is after the last step, `first` and following.
+    /// Reads bytes of a tensor as of the last step, starting at byte `first`.
     ///
     /// # Errors
-    /// There is no such tensor, or from the device.
+    /// The tensor does not exist, or from the device.
     fn read(&mut self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), TrainError>;
 
-    /// All of some tensors as they are after the last step, as fast as they can be had.
+    /// Reads several whole tensors as of the last step, as fast as possible.
     ///
     /// # Errors
-    /// There is no such tensor, it has another number of bytes, or from the device.
+    /// A tensor does not exist or has another size, or from the device.
     fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError>;
 
-    /// Host memory that [`TrainingState::read_all`] fills the fastest.
+    /// Allocates the host memory that [`TrainingState::read_all`] fills fastest.
     ///
     /// # Errors
-    /// The machine or a limit does not allow it.
+    /// The machine or a limit refuses the memory.
     fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError>;
 
-    /// Sets bytes of a tensor.
+    /// Writes bytes of a tensor, starting at byte `first`.
     ///
     /// # Errors
-    /// There is no such tensor, or from the device.
+    /// The tensor does not exist, or from the device.
     fn write(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), TrainError>;
 
-    /// Goes on as if this many updates had been made.
+    /// Sets the number of updates made.
     fn set_updates(&mut self, updates: u32);
 
-    /// Writes the files of all tensors into a folder with all ranks, each what it owns, and waits until they are on the disk. None
+    /// Writes the files of all tensors into a folder, each rank its own part, and waits until they are on disk. `None`
     /// if one process writes them.
     ///
     /// # Errors

@@ -1,28 +1,28 @@
-//! BLAKE3 of a file of which several processes have parts: each hashes blocks, and one combines what they found.
+//! BLAKE3 hash of a file whose parts several processes have: each hashes its blocks, and one combines the results.
 
 use blake3::Hash;
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 
-/// Bytes of a block. A power of two of BLAKE3's chunks, so that a block is a subtree, and a multiple of any page, so that no two
-/// processes write to one page.
+/// Bytes of a block. A power of two of BLAKE3 chunks, so that a block is a subtree, and a multiple of every page size,
+/// so that no two processes write to the same page.
 pub(crate) const BLOCK_BYTES: u64 = 64 << 10;
 
-/// How many blocks a file of so many bytes has. The last one may be shorter.
+/// The number of blocks in a file of this size. The last one may be shorter.
 pub(crate) fn block_count(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// What is needed of a block that begins at `first`.
+/// The chaining value of the block at offset `first`.
 pub(crate) fn hash_block(first: u64, block: &[u8]) -> ChainingValue {
     blake3::Hasher::new().set_input_offset(first).update(block).finalize_non_root()
 }
 
-/// The hash of a file of several blocks.
+/// The hash of a file with several blocks.
 ///
 /// # Panics
-/// There is only one block, or their number is not that of so many bytes.
+/// There is only one block, or the number of blocks does not match the size.
 pub(crate) fn combine(blocks: &[ChainingValue], bytes: u64) -> Hash {
     assert_eq!(blocks.len() as u64, block_count(bytes));
     let (left, right) = halves(blocks, bytes);

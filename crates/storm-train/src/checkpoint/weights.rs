@@ -1,5 +1,4 @@
-//! The weights of a checkpoint, for all that does not go on training. Nothing is written, and a run that trains at the
-//! same time is not disturbed.
+//! The weights of a checkpoint, for everything but resuming. Reads only, so it does not disturb a run in progress.
 
 use super::load::{open_as_written, part_entry};
 use super::manifest::{self, Manifest};
@@ -12,14 +11,14 @@ use storm_model::{
     AnyModel, Element, ModelError, ParameterSource, ParameterSpec, SafetensorsFile, TensorEntry,
 };
 
-/// The parameter whose rows are the vocabulary.
+/// The parameter with one row per vocabulary entry.
 const EMBEDDING: &str = "embedding.weight";
 
-/// A parameter in full precision, beside the optimizer's moments.
+/// Suffix of a parameter's f32 master copy, stored with the optimizer's moments.
 const MASTER: &str = ".master";
 
-/// The parameters of a checkpoint, every byte of which is as it was written. Masters are taken where there are some:
-/// they are what a run's model is saved from.
+/// The verified parameters of a checkpoint. Uses f32 master weights where they exist, because a run's model is exported
+/// from those.
 #[derive(Debug)]
 pub struct SavedWeights {
     path: PathBuf,
@@ -29,8 +28,8 @@ pub struct SavedWeights {
 }
 
 impl<S: Storage> Checkpoints<S> {
-    /// The weights of the newest checkpoint that is whole; none if none is. Others are handed to `skipped` with the
-    /// reason, unless the run that they belong to has just deleted them.
+    /// The weights of the newest intact checkpoint; `None` if there is none. Passes others to `skipped` with the
+    /// reason, unless the run has just deleted them.
     ///
     /// # Errors
     /// The folder cannot be listed, or a checkpoint is newer than this program.
@@ -40,7 +39,7 @@ impl<S: Storage> Checkpoints<S> {
     ) -> Result<Option<SavedWeights>, CheckpointError> {
         let mut tried = BTreeSet::new();
         loop {
-            // Listed each time: a resumed run makes new ones and deletes old ones.
+            // List again each time: a run in progress adds and deletes checkpoints.
             let steps = self.steps()?;
             let Some(&step) = steps.iter().rev().find(|step| !tried.contains(*step)) else {
                 return Ok(None);
@@ -58,10 +57,10 @@ impl<S: Storage> Checkpoints<S> {
         }
     }
 
-    /// The weights of the checkpoint of a step.
+    /// The weights of a step's checkpoint.
     ///
     /// # Errors
-    /// It is not there, or damaged.
+    /// The checkpoint does not exist, or is damaged.
     pub fn weights(&self, step: u64) -> Result<SavedWeights, CheckpointError> {
         let weights = SavedWeights::open(&self.path(step))?;
         match weights.progress.step == step {
@@ -72,10 +71,10 @@ impl<S: Storage> Checkpoints<S> {
 }
 
 impl SavedWeights {
-    /// Opens the folder of one checkpoint, whatever it lies in.
+    /// Opens the folder of one checkpoint, wherever it is.
     ///
     /// # Errors
-    /// It is damaged, or newer than this program.
+    /// The checkpoint is damaged, or newer than this program.
     pub fn open(path: &Path) -> Result<SavedWeights, CheckpointError> {
         let Manifest { progress, files, .. } = Manifest::read(&path.join(manifest::FILE_NAME))?;
         let file = |part: StatePart| path.join(part.file_name());
@@ -87,7 +86,7 @@ impl SavedWeights {
         let optimizer = SafetensorsFile::open(&optimizer_path).map_err(|error| {
             CheckpointError::Damaged { path: optimizer_path, problem: error.to_string() }
         })?;
-        // Moments are of no use here and the largest part: they are not read.
+        // Read the optimizer file only for master weights: moments are not needed here, and are the largest part.
         let has_masters = optimizer.tensors().keys().any(|name| name.ends_with(MASTER));
         let masters = has_masters.then(|| open(StatePart::Optimizer)).transpose()?;
         let weights = SavedWeights { path: path.to_owned(), progress, parameters, masters };
@@ -103,20 +102,20 @@ impl SavedWeights {
         &self.path
     }
 
-    /// How far the run had come, and its settings.
+    /// Progress and settings of the run.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Tokens that the model knows.
+    /// Vocabulary size of the model.
     pub fn vocabulary(&self) -> Option<usize> {
         self.parameters.tensors().get(EMBEDDING)?.shape.first().copied()
     }
 
-    /// Refuses to be taken for the weights of a model that they are not of.
+    /// Checks that these are the weights of this model.
     ///
     /// # Errors
-    /// A parameter is missing, superfluous or of another shape.
+    /// A parameter is missing, unexpected or has another shape.
     pub fn check(&self, model: impl Into<AnyModel>) -> Result<(), CheckpointError> {
         let model = model.into();
         let other = |problem: String| CheckpointError::OtherRun {

@@ -1,4 +1,4 @@
-//! Puts a plan on a device, and plans again where the machine has less memory than was hoped for.
+//! Commits a plan to a device, and replans if the machine has less memory than expected.
 
 use super::{Launch, LaunchSite, Notice};
 use crate::{TrainError, Trainer};
@@ -7,17 +7,16 @@ use storm_device::{DeviceError, PlanDevice};
 use storm_exec::ExecError;
 use storm_plan::{Budget, Prediction};
 
-/// Other processes may take memory at the same time as this one, but not for ever.
+/// Other processes may allocate memory at the same time, so retry, but not forever.
 const ATTEMPTS_MAX: usize = 4;
 
-/// The share of memory that is kept clear of a limit just learned, and the most of it: the limit may
-/// move a little.
+/// Fraction of memory left free below a limit that was just discovered, and its maximum: the limit may move a little.
 const SLACK: u64 = 64;
 const SLACK_BYTES_MAX: u64 = 64 << 20;
 
 impl Launch {
-    /// Takes all memory for the plan and initializes the model. Where host or device memory is refused, or the
-    /// process holds more of the device than the profile says, plans again with what there is.
+    /// Allocates all memory for the plan and initializes the model. If the host or the device refuses memory, or the
+    /// process holds more device memory than the profile says, replans with what is available.
     pub(super) fn commit<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
@@ -49,7 +48,7 @@ impl Launch {
     }
 }
 
-/// What to plan with after an error; none if less memory would not help.
+/// The budget to replan with after an error; `None` if a smaller budget would not help.
 fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<Budget> {
     let TrainError::Exec(ExecError::Device(DeviceError::Memory(refused))) = error else {
         return None;

@@ -1,8 +1,8 @@
-//! From a request to a trainer that is ready: plan, commit, trial, and a new plan where the machine is not what
-//! was thought.
+//! Turns a request into a trainer that is ready to run: plan, commit, trial, and a new plan if the machine does not
+//! behave as predicted.
 //!
-//! Memory may be refused, and a profile may be wrong. Both are handled here and nowhere else: `storm train` and
-//! `storm bench` make a [`LaunchRequest`], implement [`LaunchSite`], and print notices.
+//! The machine may refuse memory, and a profile may be wrong. Both are handled only here: `storm train` and `storm
+//! bench` build a [`LaunchRequest`], implement [`LaunchSite`], and print notices.
 
 mod commit;
 mod notice;
@@ -19,86 +19,85 @@ use crate::{Alarm, AnyBatch, RunError, TrainError, TrainOptions, Trainer};
 use storm_device::PlanDevice;
 use storm_plan::{Budget, HardwareProfile, PlanError, Tier, simulate};
 
-/// What a launch needs of its caller.
+/// What the caller of a launch provides.
 pub trait LaunchSite<D: PlanDevice> {
-    /// Options for a device that is bound to `budget` and runs `plan`. A device that ran before may have something to
-    /// keep. For a trial, the device must be asked to record.
+    /// Options for a device limited to `budget` that runs `plan`. A device used before may pass on its memory. For a
+    /// trial, the device must be created with recording enabled.
     fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options;
 
     /// The micro-batches of a step, for a trial.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The batches cannot be read.
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError>;
 
-    /// Something happened.
+    /// Reports progress.
     fn notice(&mut self, notice: Notice<'_>);
 }
 
-/// A request with its plan. The plan changes where memory is refused and where a trial shows that another is
-/// better.
+/// A request with its plan. The plan changes if memory is refused or a trial finds a better one.
 #[derive(Clone, Debug)]
 pub struct Launch {
     request: LaunchRequest,
-    /// What is planned with: less than the request's budget where the machine refused some of it.
+    /// The budget for planning: less than the request's if the machine refused part of it.
     available: Budget,
     plan: StepPlan,
 }
 
-/// A trainer that is ready for its first step, and what happened on the way.
+/// A trainer that is ready for its first step, and the results of its trials.
 pub struct Launched<D: PlanDevice> {
-    /// With parameters as they start.
+    /// With its initial parameters.
     pub trainer: Trainer<D>,
-    /// The sizes of micro-batches that were tried, in that order; none without a trial.
+    /// The micro-batch sizes that were tried, in order; empty without a trial.
     pub splits: Vec<TimedSplit>,
-    /// How the profile was corrected; none if steps took as long as predicted, or were not tried.
+    /// How the profile was corrected; `None` if steps took as long as predicted, or without a trial.
     pub correction: Option<Correction>,
 }
 
-/// What came of planning for less device memory.
+/// The result of replanning with less device memory.
 pub struct Shrunk<D: PlanDevice> {
     /// Ready for its first step.
     pub trainer: Trainer<D>,
-    /// Whether a plan within less was found; if not, the plan is the one before.
+    /// Whether a smaller plan was found; if not, the plan did not change.
     pub is_smaller: bool,
 }
 
 impl Launch {
-    /// Plans.
+    /// Plans the request.
     ///
     /// # Errors
-    /// [`PlanError::TooSmall`] if nothing fits, or what is asked for makes no sense.
+    /// [`PlanError::TooSmall`] if nothing fits, or the request is invalid.
     pub fn new(request: LaunchRequest) -> Result<Launch, TrainError> {
         let plan = request.plan()?;
         Ok(Launch { available: request.budget, request, plan })
     }
 
-    /// The plan as it is now.
+    /// The current plan.
     pub fn plan(&self) -> &StepPlan {
         &self.plan
     }
 
-    /// The profile as trials have corrected it.
+    /// The profile, with the corrections from trials.
     pub fn profile(&self) -> &HardwareProfile {
         &self.request.profile
     }
 
-    /// The budget that devices are bound to.
+    /// The budget that limits devices.
     pub fn budget(&self) -> Budget {
         self.request.budget
     }
 
-    /// How the model is trained, with the size of micro-batches.
+    /// The training options, with the micro-batch size of the plan.
     pub fn options(&self) -> TrainOptions {
         TrainOptions { batch: self.plan.batch, ..self.request.options.clone() }
     }
 
-    /// Puts the plan on a device and, if the request wants it, tries it and plans again where it is not as
-    /// predicted. Steps of a trial are not part of what follows: the trainer has made none.
+    /// Commits the plan to a device. If the request asks for a trial, tries the plan and replans if it does not perform
+    /// as predicted. Steps of a trial leave no trace: the returned trainer has made none.
     ///
     /// # Errors
-    /// [`PlanError::TooSmall`] if the memory that the machine gives is not enough; from the device otherwise, or
-    /// from the batches of a trial.
+    /// [`PlanError::TooSmall`] if the machine does not have enough memory; otherwise from the device, or from reading
+    /// the batches of a trial.
     pub fn start<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
@@ -112,14 +111,14 @@ impl Launch {
         }
     }
 
-    /// From here on micro-batches have the size that the plan has.
+    /// Fixes the micro-batch size to that of the plan.
     fn keep_split(&mut self) {
         self.request.step = StepSize::MicroBatches(self.plan.accumulate);
         self.request.options.batch = self.plan.batch;
     }
 
-    /// Makes some steps to see whether the prediction holds, with other sizes of micro-batches too if the request
-    /// leaves them open. If it does not hold for the fastest, corrects the profile and plans again.
+    /// Runs some steps to test the prediction, with several micro-batch sizes if the request leaves the size open. If
+    /// the prediction is wrong for the fastest size, corrects the profile and replans.
     fn try_out<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
@@ -134,7 +133,7 @@ impl Launch {
         Ok(Launched { trainer, splits, correction })
     }
 
-    /// Tries other sizes of micro-batches, and takes the fastest.
+    /// Tries other micro-batch sizes, and takes the fastest.
     fn try_splits<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
@@ -160,7 +159,7 @@ impl Launch {
             let mut trainer = match committed {
                 Ok(trainer) => trainer,
                 Err(error) => {
-                    // There is a size that works.
+                    // Continue: another size is known to work.
                     self.available = available;
                     site.notice(Notice::NotTried { split: &guess, reason: &error.to_string() });
                     continue;
@@ -179,8 +178,8 @@ impl Launch {
         Ok(fastest.1)
     }
 
-    /// A trainer that has made no step, under the plan that was tried; or, if that was not as predicted, under one
-    /// by a corrected profile. Of the two the one that was faster stays.
+    /// Builds a trainer that has made no step. If the tried plan did not perform as predicted, replans with the
+    /// corrected profile and keeps the faster of the two plans.
     fn correct<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
@@ -201,7 +200,7 @@ impl Launch {
             outcome = Replanned::Other;
             let second = self.time(site, &mut trainer, options)?;
             if second.step_seconds > first.step_seconds {
-                // Something that no profile knows of makes the difference.
+                // Something outside the profile makes the new plan slower.
                 outcome = Replanned::Kept;
                 self.plan = before;
                 let simulation = simulate(&self.plan.planned.plan, &self.request.profile);
@@ -219,7 +218,7 @@ impl Launch {
         Ok((trainer, Some(correction)))
     }
 
-    /// What a trial of the plan showed of its size of micro-batches.
+    /// The measured time of the plan's micro-batch size.
     fn timed(&self, trial: &Trial) -> TimedSplit {
         TimedSplit {
             batch: self.plan.batch,
@@ -241,16 +240,16 @@ impl Launch {
         Ok(try_plan(trainer, &batches, trial.warm_up, &self.request.profile, predicted)?)
     }
 
-    /// The same step, planned with the profile and the memory as they are known now.
+    /// Replans the same step with the current profile and available memory.
     fn planned_again(&self) -> Result<StepPlan, TrainError> {
         LaunchRequest { budget: self.available, ..self.request.clone() }.plan()
     }
 
-    /// A trainer for a run that was saved because device memory got short: under a plan that takes less, if there
-    /// is one.
+    /// Builds a trainer for a run that saved and stopped because device memory ran short, with a plan that needs less
+    /// if there is one.
     ///
     /// # Errors
-    /// As [`Launch::start`].
+    /// Like [`Launch::start`].
     pub fn shrink<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,

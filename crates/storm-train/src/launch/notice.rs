@@ -2,55 +2,55 @@ use super::{GuessedSplit, StepPlan};
 use crate::Initialized;
 use storm_plan::Budget;
 
-/// What happens while a launch goes on, for people.
+/// Progress of a launch, to show to the user.
 #[derive(Clone, Copy, Debug)]
 pub enum Notice<'a> {
-    /// This plan is about to be put on the device.
+    /// The launch starts to commit this plan to the device.
     Committing(&'a StepPlan),
-    /// Parameters of the model are being made.
+    /// The model's parameters are being initialized.
     Initializing(Initialized),
-    /// A trainer is ready under the plan.
+    /// A trainer with this plan is ready.
     Committed(&'a StepPlan),
-    /// The machine refused the memory; a plan within less follows.
+    /// The machine refused memory; a smaller plan follows.
     Refused {
-        /// By whom and why.
+        /// Who refused it, and why.
         reason: &'a str,
-        /// What is planned with now.
+        /// The budget for the next plan.
         budget: Budget,
     },
-    /// Some steps are about to be made to see how long they take.
+    /// The launch starts timing steps of this plan.
     Trying(&'a StepPlan),
-    /// A size of micro-batches could not be tried: the launch goes on with others.
+    /// A micro-batch size could not be tried; the launch continues with others.
     NotTried {
-        /// Which.
+        /// The size.
         split: &'a GuessedSplit,
-        /// Why not.
+        /// Why it failed.
         reason: &'a str,
     },
-    /// Steps did not take as long as predicted: the profile was corrected.
+    /// Steps did not take as long as predicted, so the profile was corrected.
     Corrected(&'a Correction),
 }
 
-/// A prediction that did not hold.
+/// A wrong prediction and its correction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Correction {
-    /// What a step took.
+    /// Measured time of a step.
     pub measured_seconds: f64,
-    /// What it should have taken.
+    /// Predicted time of a step.
     pub predicted_seconds: f64,
-    /// What a step of the plan that stays is predicted to take now.
+    /// Predicted time of a step of the final plan, with the corrected profile.
     pub corrected_seconds: f64,
-    /// Which plan that is.
+    /// How the final plan was chosen.
     pub outcome: Replanned,
 }
 
-/// What planning with a corrected profile came to.
+/// The result of replanning with a corrected profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replanned {
-    /// To the same decisions.
+    /// The same decisions.
     Same,
-    /// To another plan, which was not slower.
+    /// Another plan, which was not slower.
     Other,
-    /// To another plan, which was slower: the one before stays.
+    /// Another plan, which was slower, so the earlier one stays.
     Kept,
 }

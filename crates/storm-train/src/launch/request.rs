@@ -6,65 +6,65 @@ use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Planned, RankPlace, Task, plan, plan_decided,
 };
 
-/// What is to be trained, and within what.
+/// A training step to plan, with the hardware and the budget.
 #[derive(Clone, Debug)]
 pub struct LaunchRequest {
     /// The model.
     pub model: AnyModel,
-    /// How it is trained. The batch does not matter if the step is given in tokens.
+    /// How it is trained. `batch` is ignored if the step size is given in tokens.
     pub options: TrainOptions,
     /// How large a step is.
     pub step: StepSize,
-    /// What the machine can do.
+    /// Performance of the hardware.
     pub profile: HardwareProfile,
-    /// What may be taken.
+    /// The memory budget.
     pub budget: Budget,
-    /// What the planner may not decide.
+    /// Choices that the planner must not change.
     pub forced: Forced,
-    /// How a plan is tried before anything counts on it; none if it is not.
+    /// How to try the plan first; `None` to skip the trial.
     pub trial: Option<TrialOptions>,
-    /// Which of the ranks that share a step the plan is for.
+    /// The rank that the plan is for.
     pub rank: RankPlace,
-    /// What was decided already, for all ranks; none if it is to be planned.
+    /// Decisions already made for all ranks; `None` to let the planner decide.
     pub decided: Option<Decisions>,
 }
 
-/// How large a step is.
+/// The size of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepSize {
     /// In micro-batches of [`TrainOptions::batch`] sequences.
     MicroBatches(usize),
-    /// In tokens: the size of micro-batches is chosen.
+    /// In tokens: the planner chooses the micro-batch size.
     Tokens(usize),
 }
 
-/// A plan for a step. The size of micro-batches is part of the semantics of a run: it is chosen once, recorded,
-/// and then stays.
+/// The plan of a step. The micro-batch size is part of a run's semantics: it is chosen once, recorded, and never
+/// changes.
 #[derive(Clone, Debug)]
 pub struct StepPlan {
     /// Sequences per micro-batch.
     pub batch: usize,
     /// Micro-batches per step.
     pub accumulate: usize,
-    /// The plan with these.
+    /// The plan for this split.
     pub planned: Planned,
-    /// All sizes that were looked at, largest first; none if the size was given.
+    /// All micro-batch sizes considered, largest first; empty if the size was given.
     pub guesses: Vec<GuessedSplit>,
 }
 
 impl StepPlan {
-    /// How long a step should take.
+    /// The predicted time of a step.
     pub fn predicted_seconds(&self) -> f64 {
         self.planned.prediction.step_seconds
     }
 }
 
 impl LaunchRequest {
-    /// Plans; where the step is given in tokens, chooses the size of micro-batches whose step is the fastest.
+    /// Plans the step. If its size is given in tokens, chooses the micro-batch size with the fastest step.
     ///
     /// # Errors
-    /// [`PlanError::TooSmall`](storm_plan::PlanError::TooSmall) if nothing fits; tokens that are no whole number of
-    /// sequences, or a model that is not valid for these sizes.
+    /// [`PlanError::TooSmall`](storm_plan::PlanError::TooSmall) if nothing fits; also if the tokens are not a whole
+    /// number of sequences, or the model is invalid for these sizes.
     pub fn plan(&self) -> Result<StepPlan, TrainError> {
         match self.step {
             StepSize::MicroBatches(accumulate) => {
@@ -76,10 +76,10 @@ impl LaunchRequest {
         }
     }
 
-    /// The step as the planner takes it, in micro-batches of this size.
+    /// The planner's task for micro-batches of this size.
     ///
     /// # Errors
-    /// A model that is not valid for these sizes.
+    /// The model is invalid for these sizes.
     pub fn task(&self, batch: usize, accumulate: usize) -> Result<Task, TrainError> {
         let options = TrainOptions { batch, ..self.options.clone() };
         rank_task(&self.model, &options, accumulate, self.rank)

@@ -1,55 +1,55 @@
-//! Some steps under a plan before the run relies on it: do they take as long as predicted?
+//! Times some steps of a plan before the run relies on it, and compares them with the prediction.
 
 use crate::{MicroBatch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};
 use storm_plan::{HardwareProfile, Plan, Tier};
 
-/// A step that takes longer or shorter than predicted by more than this shows that the profile is off.
+/// A relative error above this shows that the profile is wrong.
 const OFF_MAX: f64 = 0.10;
 
-/// Short steps vary: so many of them are timed, but not for longer than this.
+/// Short steps vary, so time up to this many of them, but stop after this many seconds.
 const TIMED_STEPS_MAX: usize = 5;
 const TIMED_SECONDS_MAX: f64 = 1.0;
 
-/// A run of fewer steps is over before a trial pays.
+/// Shorter runs are over before a trial pays off.
 const TRIED_FROM_STEPS: u64 = 50;
 
-/// From so many steps on, one more size of micro-batches is tried.
+/// Runs of at least this many steps try one more micro-batch size.
 const MORE_SPLITS_FROM_STEPS: u64 = 200;
 
-/// How a plan is tried.
+/// Options of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialOptions {
     /// Steps before the timed ones.
     pub warm_up: u32,
-    /// How many sizes of micro-batches are tried at most, where the step is given in tokens.
+    /// Most micro-batch sizes to try, if the step size is given in tokens.
     pub splits: usize,
 }
 
 impl TrialOptions {
-    /// For a run of so many steps; none if it is too short.
+    /// Options for a run of this many steps; `None` if it is too short for a trial.
     pub fn of_run(steps: u64) -> Option<TrialOptions> {
         let splits = if steps < MORE_SPLITS_FROM_STEPS { 2 } else { 3 };
         (steps >= TRIED_FROM_STEPS).then_some(TrialOptions { warm_up: 1, splits })
     }
 }
 
-/// What some steps showed.
+/// The result of a trial.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What a step took, the median of them.
+    /// Median time of a step.
     pub step_seconds: f64,
-    /// The profile as a recorded step corrects it; none if the prediction was right.
+    /// The profile corrected with a recorded step; `None` if the prediction was right.
     pub corrected: Option<HardwareProfile>,
 }
 
-/// Makes `warm_up_steps` steps that do not count, one more if none are given and the plan uses a disk, then times some. If they are not as predicted, records
-/// one and corrects the profile by it; the device must have been asked to record.
+/// Runs `warm_up_steps` untimed steps (at least one if the plan uses a disk), then times some. If they differ from the
+/// prediction, records one step and corrects the profile with it; the device must be created with recording enabled.
 ///
-/// The trainer is not where it was afterwards: its parameters have moved.
+/// This changes the trainer's parameters.
 ///
 /// # Errors
-/// As [`Trainer::step`].
+/// Like [`Trainer::step`].
 pub fn try_plan<D: PlanDevice>(
     trainer: &mut Trainer<D>,
     batches: &[impl MicroBatch],
@@ -75,26 +75,26 @@ pub fn try_plan<D: PlanDevice>(
     Ok(Trial { step_seconds, corrected })
 }
 
-/// How many steps come before the timed ones. With a disk it is at least one: the first step reads places of the disk
-/// that were never written, and a file system returns zeros for these without reading anything.
+/// The number of steps before the timed ones. With a disk it is at least one: the first step reads parts of the scratch
+/// file that were never written, and a file system returns zeros for those without reading anything.
 fn untimed_steps(plan: &Plan, wanted: u32) -> u32 {
     wanted.max(u32::from(plan.bytes[Tier::DISK] > 0))
 }
 
-/// One step; how long it took on the device's clock.
+/// Runs one step and returns its time on the device's clock.
 fn step<D: PlanDevice>(
     trainer: &mut Trainer<D>,
     batches: &[impl MicroBatch],
 ) -> Result<f64, TrainError> {
     let start = trainer.device().now();
-    // Small enough to change little, large enough not to be skipped.
+    // A rate that changes little, but is not zero: a zero update might be skipped.
     trainer.step(batches, 1e-6)?;
     trainer.synchronize()?;
     Ok(trainer.device().now().saturating_sub(start).as_secs_f64())
 }
 
-/// The profile as a recorded step corrects it, where one that is not recorded takes `step_seconds`; none if
-/// the device does not record.
+/// Records a step and corrects the profile with it, scaled to `step_seconds`, the time without recording. `None` if the
+/// device does not record.
 fn corrected<D: PlanDevice>(
     trainer: &mut Trainer<D>,
     batches: &[impl MicroBatch],
@@ -105,7 +105,7 @@ fn corrected<D: PlanDevice>(
     let recorded_seconds = step(trainer, batches)?;
     let trace = trainer.trace()?;
     trainer.set_recording(false);
-    // Recording takes time itself, which is much where kernels are short.
+    // Recording adds overhead, which is large for short kernels, so scale its times down.
     let share = (step_seconds / recorded_seconds).min(1.0);
     let seconds =
         |span: &Span| (span.instruction, share * (span.end_ns - span.start_ns) as f64 / 1e9);

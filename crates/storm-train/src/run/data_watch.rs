@@ -1,11 +1,11 @@
-/// Steps that are looked at together, at least so many and for so long: a single slow read says nothing.
+/// Judge at least this many steps and this many seconds together: a single slow read means nothing.
 const STEPS: u32 = 20;
 const SECONDS: f64 = 10.0;
 
-/// Waiting for data for less than this share of the time is not worth a word.
+/// Waits below this fraction of the time are not reported.
 const SHARE: f64 = 0.05;
 
-/// Notices once that steps wait for data.
+/// Detects, once, that steps wait for data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DataWatch {
     steps: u32,
@@ -16,8 +16,8 @@ pub(super) struct DataWatch {
 }
 
 impl DataWatch {
-    /// A step took so long, and waited so long of it for its data. Returns the share of the time that steps waited, once, if
-    /// that is worth a word. The first step waits for its data in any case.
+    /// Adds a step that took `seconds`, of which it waited `waited` for data. Returns the fraction of time spent
+    /// waiting, once, if it is worth reporting. Ignores the first step, which always waits for its data.
     pub(super) fn add(&mut self, seconds: f64, waited: f64) -> Option<f64> {
         if self.is_told || !std::mem::replace(&mut self.is_first_past, true) {
             return None;

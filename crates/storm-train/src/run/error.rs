@@ -3,7 +3,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use storm_data::DataError;
 
-/// Why a run ended before its time.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// From the step, the device or a checkpoint.
@@ -19,24 +19,24 @@ pub enum RunError {
         advice(checkpoint.as_deref())
     )]
     NotFinite {
-        /// In which step.
+        /// The step.
         step: u64,
-        /// What it yielded.
+        /// The loss and the gradient norm of the step.
         report: StepReport,
         /// The first bad tensor.
         culprit: String,
-        /// Whether the backward pass had applied gradients by then.
+        /// Whether the backward pass had already applied gradients.
         partly_updated: bool,
         /// The last good checkpoint.
         checkpoint: Option<PathBuf>,
     },
-    /// There is nothing to evaluate on.
+    /// There is no held-out data to evaluate on.
     #[error("the held-out data has no target that counts; hold more of the data out, or none")]
     NothingHeldOut,
-    /// Data cannot be had.
+    /// Data cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A checkpoint's place in the data makes no sense.
+    /// The data position in a checkpoint is invalid.
     #[error(
         "the checkpoint's place in the data cannot be read: {problem}; resume from another one"
     )]
@@ -44,32 +44,32 @@ pub enum RunError {
         /// What is wrong.
         problem: String,
     },
-    /// Metrics cannot be read.
+    /// A file, such as the metrics, cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// Where from.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Metrics, reports or progress cannot be written.
+    /// A file, such as metrics or a report, cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
-        /// Where to.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl RunError {
-    /// A file that cannot be read.
+    /// Wraps an error of reading a file.
     pub fn read(path: &Path) -> impl FnOnce(io::Error) -> RunError {
         let path = path.to_owned();
         move |source| RunError::Read { path, source }
     }
 
-    /// A file that cannot be written.
+    /// Wraps an error of writing a file.
     pub fn write(path: &Path) -> impl FnOnce(io::Error) -> RunError {
         let path = path.to_owned();
         move |source| RunError::Write { path, source }

@@ -4,8 +4,8 @@ use std::time::Instant;
 use storm_device::PlanDevice;
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// Looks at the held-out data, always the same part of it, and says whether the model has never
-    /// been better.
+    /// Evaluates on the held-out data, always the same part of it. Returns whether this is the best
+    /// evaluation so far.
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
         let Some(mut held_out) = self.held_out.take() else { return Ok(false) };
         let start = Instant::now();
@@ -21,7 +21,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             }
             let valid: usize = self.batches.iter().map(MicroBatch::counted).sum();
             if valid == 0 {
-                // Nothing here counts; behind it something may.
+                // No target counts here, but later batches may have some.
                 continue;
             }
             losses.add(self.trainer.evaluate(&self.batches)?, valid);
@@ -30,7 +30,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         self.held_out = Some(held_out);
         let Some(loss) = losses.loss() else { return Err(RunError::NothingHeldOut) };
         let (step, accuracy) = (self.progress.step, losses.accuracy());
-        // A loss that is not a number is never better.
+        // A non-finite loss is never the best.
         let is_best = loss.is_finite() && self.progress.best.is_none_or(|best| loss < best.loss);
         if is_best {
             self.progress.best = Some(Best { step, loss });

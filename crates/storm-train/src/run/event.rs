@@ -8,171 +8,171 @@ use storm_exec::ExecError;
 use storm_model::Unit;
 use storm_plan::{PerTier, Plan};
 
-/// A step that was made.
+/// A finished step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepEvent {
-    /// Its number; the first is 1.
+    /// Step number, from 1.
     pub step: u64,
     /// Before the update.
     pub loss: f32,
-    /// Share of its targets that the model found, for one that classifies.
+    /// Fraction of targets predicted correctly, for a classifier.
     pub accuracy: Option<f32>,
     /// Before clipping.
     pub gradient_norm: f32,
-    /// It was applied with.
+    /// Learning rate of the update.
     pub learning_rate: f32,
-    /// What the model reads.
+    /// The unit of the model's input: tokens or images.
     pub unit: Unit,
-    /// Read in this step.
+    /// Units read in this step.
     pub step_units: u64,
-    /// Read in all steps.
+    /// Units read in all steps.
     pub units: u64,
-    /// From asking for data to the loss.
+    /// Time from requesting data to the loss.
     pub seconds: f64,
-    /// Of these, how long it waited for data that was not read yet.
+    /// Part of `seconds` spent waiting for data.
     pub data_wait_seconds: f64,
-    /// That it belongs to, in a run that predicts.
+    /// Phase of the step, in a run that predicts.
     pub phase: Option<Phase>,
 }
 
-/// Anything else that happened.
+/// Any other event of a run.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
-    /// Steps are about to be made, from after `step` to `steps`.
+    /// Steps are about to start, from after `step` to `steps`.
     Started {
-        /// Made before.
+        /// Steps made before.
         step: u64,
-        /// Of the whole run.
+        /// Steps of the whole run.
         steps: u64,
     },
-    /// A checkpoint was passed over on resume.
+    /// A checkpoint was skipped on resume.
     CheckpointSkipped {
         /// Its step.
         step: u64,
         /// Why it cannot be used.
         problem: &'a str,
     },
-    /// The run goes on with something else than what it was saved with: bits may differ.
+    /// The run resumes on another device or with other libraries than it was saved with, so bits may differ.
     DeviceChanged {
         /// Device and libraries then.
         before: &'a str,
-        /// And now.
+        /// Device and libraries now.
         now: &'a str,
     },
-    /// Held-out data was looked at.
+    /// The model was evaluated on held-out data.
     Evaluated {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// Mean over its targets.
+        /// Mean over all targets.
         loss: f64,
-        /// Share of them that the model found, for one that classifies.
+        /// Fraction of targets predicted correctly, for a classifier.
         accuracy: Option<f64>,
-        /// Whether no evaluation before was as good.
+        /// Whether this is the best evaluation so far.
         is_best: bool,
-        /// What it took.
+        /// Time it took.
         seconds: f64,
     },
-    /// The model classified a fixed set of pictures after an evaluation.
+    /// The model classified a fixed set of images after an evaluation.
     Viewed {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// What it takes each for.
+        /// The model's guess for each image.
         guesses: &'a [Guess],
-        /// What it took.
+        /// Time it took.
         seconds: f64,
     },
-    /// A prediction was prepared: weights were copied, or a held-out loss was measured for the trend.
+    /// The run prepared a prediction: copied weights, or measured a held-out loss for the trend.
     PredictionPrepared {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// What it took.
+        /// Time it took.
         seconds: f64,
     },
-    /// A controller that learns saw what the update of the step before was like.
+    /// A learned controller received statistics about the update of the step before.
     UpdatesSeen {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// By group of parameters.
+        /// The statistics, by parameter group.
         updates: UpdatesSeen,
     },
-    /// Weights moved along a direction, and back if that did not help.
+    /// A jump moved the weights along a direction, and back if it did not help.
     Jumped {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// How far, and what became of it.
+        /// The jump's length and outcome.
         jump: Jump,
     },
     /// All jumps between two steps were made.
     Predicted {
-        /// After which step.
+        /// The last step before them.
         step: u64,
-        /// What they came to.
+        /// Their overall result.
         prediction: Prediction,
     },
-    /// The steps after jumps were made: the jumps stay, or were undone with these steps.
+    /// The correction steps after jumps are done: the jumps were kept, or were undone together with these steps.
     PredictionJudged {
-        /// After which step.
+        /// The last of these steps.
         step: u64,
-        /// Which of both.
+        /// The decision.
         judgement: Judgement,
     },
-    /// Steps wait for data: it is read more slowly than the device computes. Told once.
+    /// Steps wait for data: reading is slower than computing. Reported once.
     DataLimited {
-        /// After which step.
+        /// The last step.
         step: u64,
-        /// Share of the time of the last steps that they waited.
+        /// Fraction of the time of recent steps spent waiting.
         wait_share: f64,
-        /// How fast data is read, as the inputs of the model.
+        /// How fast data is read, in bytes of model input.
         bytes_per_second: f64,
     },
-    /// What ranks took for a step that they made together. Told of one step in half a second.
+    /// Timings of ranks for a step that they made together. Reported for one step per half second.
     Ranks {
-        /// Which step.
+        /// The step.
         step: u64,
-        /// Some or all of them, in order.
+        /// Some or all ranks, in order.
         ranks: &'a [RankFigures],
     },
-    /// Device memory is not as planned. If that is critical, a checkpoint follows.
+    /// Device memory is not as planned. If the alarm is critical, a checkpoint follows.
     MemoryAlarm {
-        /// After which step.
+        /// The last step before it.
         step: u64,
         /// What is wrong.
         alarm: Alarm,
     },
     /// A checkpoint is about to be written.
     Saving {
-        /// Of which step.
+        /// Its step.
         step: u64,
     },
-    /// A checkpoint is on the disk.
+    /// A checkpoint is on disk.
     Saved {
-        /// Of which step.
+        /// Its step.
         step: u64,
         /// Its folder.
         path: &'a Path,
-        /// From its first byte to its last.
+        /// Time to write it.
         seconds: f64,
-        /// How long steps waited.
+        /// Time that steps were paused for it.
         pause_seconds: f64,
-        /// Of these, for the checkpoint before it, which was still being written.
+        /// Part of `pause_seconds` spent waiting for the checkpoint before it, which was still being written.
         before_seconds: f64,
     },
     /// A checkpoint could not be written, in a run that ends for another reason.
     SaveFailed {
-        /// Of which step.
+        /// Its step.
         step: u64,
-        /// Why not.
+        /// The cause.
         problem: &'a str,
     },
-    /// The run is over.
+    /// The run has ended.
     Finished(&'a Finished),
-    /// The trained model wrote some text.
+    /// The trained model generated text.
     Sampled {
-        /// After which step.
+        /// The last step before it.
         step: u64,
-        /// What it begins with.
+        /// The prompt.
         prompt: &'a str,
-        /// How the model goes on.
+        /// The generated continuation.
         text: &'a str,
     },
 }
@@ -182,36 +182,35 @@ pub enum Event<'a> {
 pub enum StopReason {
     /// All steps were made.
     Completed,
-    /// It was asked to stop.
+    /// A stop was requested.
     Requested,
-    /// Evaluations did not get better any more.
+    /// Evaluations stopped improving.
     NoGain,
-    /// Device memory got short: the run can go on from its checkpoint under a plan that needs less.
+    /// Device memory ran short: the run can resume from its checkpoint with a plan that needs less.
     MemoryShort(Alarm),
 }
 
-/// What an observer may look at after a step.
+/// What an observer can inspect after a step.
 pub trait Observed {
-    /// What runs.
+    /// The current plan.
     fn plan(&self) -> &Plan;
 
-    /// What is taken in each tier.
+    /// Memory allocated in each tier.
     fn memory_taken(&self) -> PerTier<usize>;
 
-    /// Device memory that the process holds, as the driver counts it where there is one.
+    /// Device memory the process holds, as reported by the driver where there is one.
     ///
     /// # Errors
     /// From the driver.
     fn device_bytes_in_use(&self) -> Result<u64, RunError>;
 
-    /// Time and memory of all ranks in the last step; empty if one made it alone.
+    /// Time and memory of all ranks in the last step; empty in a run with one rank.
     fn ranks(&self) -> &[RankFigures];
 
-    /// Whether steps from now on are recorded; where that costs nothing, they are anyway.
+    /// Turns recording of steps on or off. Has no effect where recording is free and always on.
     fn set_recording(&mut self, recording: bool);
 
-    /// What the queues did in the step that was recorded last; none if the device does not record.
-    /// Waits until the queues are empty.
+    /// The trace of the last recorded step; `None` if the device does not record. Waits until the queues are empty.
     ///
     /// # Errors
     /// From the device.
@@ -245,17 +244,17 @@ impl<D: PlanDevice> Observed for Trainer<D> {
     }
 }
 
-/// Whoever wants to know what a run does. An error ends the run.
+/// Receives the events of a run. An error ends the run.
 pub trait Observer {
-    /// A step was made.
+    /// Called after every step.
     ///
     /// # Errors
-    /// What is to be told cannot be told, to a file for example.
+    /// The observer failed, for example to write to a file.
     fn step(&mut self, step: &StepEvent, observed: &mut dyn Observed) -> Result<(), RunError>;
 
-    /// Something else happened.
+    /// Called for every other event.
     ///
     /// # Errors
-    /// As [`Observer::step`].
+    /// Like [`Observer::step`].
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError>;
 }

@@ -3,15 +3,14 @@
 use crate::{StepReport, TrainError, Trainer};
 use storm_device::PlanDevice;
 
-/// The first bad tensor, in words: a parameter in the order of the forward pass, or else a gradient in
-/// the order in which the backward pass made them.
+/// Describes the first bad tensor: a parameter in forward order, or else a gradient in the order of the backward pass.
 pub(super) fn first_bad<D: PlanDevice>(
     trainer: &mut Trainer<D>,
     report: StepReport,
 ) -> Result<String, TrainError> {
-    // Before anything is flushed: these are of the step that failed.
+    // Read these before anything is flushed: they belong to the failed step.
     let squares = trainer.gradient_squares()?;
-    // Gradients that were applied have made parameters what they are.
+    // After a partial update, bad gradients have already reached parameters, so only the gradients are conclusive.
     let names: Vec<String> = match trainer.is_partly_updated() {
         true => Vec::new(),
         false => trainer.parameter_names().map(str::to_owned).collect(),

@@ -4,7 +4,7 @@ use storm_device::{DeviceError, PlanDevice};
 use storm_exec::ExecError;
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// Tells of device memory that is not as planned; returns what asks for the run to be saved at once.
+    /// Reports device memory that is not as planned. Returns an alarm if the run should be saved at once.
     pub(super) fn look_at_memory(
         &mut self,
         observer: &mut dyn Observer,

@@ -1,8 +1,7 @@
 //! A training run from its first step to its last: data, steps, evaluations, checkpoints.
 //!
-//! A [`Run`] owns everything that changes and tells an [`Observer`] what happens. What it does at a
-//! step depends on the step's number and on what was saved alone, so that a run which was stopped and
-//! goes on is the run that never stopped.
+//! A [`Run`] owns everything that changes, and reports to an [`Observer`]. What it does at a step depends only on the
+//! step's number and on saved state, so that a run that stops and resumes is identical to one that never stopped.
 
 mod data_watch;
 mod error;
@@ -34,43 +33,43 @@ use std::time::Instant;
 use storm_data::records::LoaderStatistics;
 use storm_device::PlanDevice;
 
-/// What a run does when.
+/// The schedule and settings of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOptions {
     /// Steps of the whole run.
     pub steps: u64,
-    /// The learning rate of each.
+    /// The learning-rate schedule.
     pub schedule: Schedule,
-    /// Steps between two evaluations; none: only at the end.
+    /// Steps between evaluations; `None` evaluates only at the end.
     pub evaluate_every: Option<u64>,
-    /// Steps' worth of held-out data that an evaluation looks at, at most.
+    /// Most held-out data per evaluation, in steps' worth.
     pub evaluation_steps: u64,
-    /// Evaluations in a row without a better one after which the run ends.
+    /// Ends the run after this many evaluations in a row without improvement.
     pub patience: Option<u32>,
-    /// Steps between two checkpoints; none: only at the end.
+    /// Steps between checkpoints; `None` saves only at the end.
     pub save_every: Option<u64>,
-    /// Which checkpoints stay.
+    /// Which checkpoints to keep.
     pub retention: Retention,
-    /// Whether the best evaluation has a checkpoint of its own.
+    /// Whether to save a checkpoint of the best evaluation.
     pub keep_best: bool,
-    /// Every setting, for the checkpoints.
+    /// Every setting, recorded in checkpoints.
     pub settings: BTreeMap<String, String>,
-    /// What computes, for the checkpoints.
+    /// The device and its libraries, recorded in checkpoints.
     pub device: String,
 }
 
-/// A model in training, with all that belongs to its run.
+/// A training run: the trainer, its data and its checkpoints.
 pub struct Run<D: PlanDevice, S: Storage = Disk> {
     trainer: Trainer<D>,
     held_out: Option<Box<dyn BatchSource>>,
     saver: Saver<S>,
     options: RunOptions,
     progress: Progress,
-    /// The micro-batches of an evaluation, used again.
+    /// Micro-batch buffers for evaluations, reused.
     batches: Vec<AnyBatch>,
-    /// The step of the newest checkpoint that this run knows to be on the disk.
+    /// The step of the newest checkpoint known to be on disk.
     saved: Option<u64>,
-    /// How long steps waited for the checkpoint that is being written.
+    /// How long steps waited for the checkpoint being written.
     pause: save::Pause,
     guard: Option<Guard>,
     on_alarm: OnAlarm,
@@ -79,12 +78,12 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     viewer: Option<Viewer>,
 }
 
-/// What a run does once it was saved because device memory got short.
+/// What to do after saving a run because device memory ran short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnAlarm {
-    /// It goes on as it is.
+    /// Continue with the same plan.
     GoOn,
-    /// It ends, so that it can go on under a plan that needs less.
+    /// Stop, so that the run can resume with a plan that needs less.
     Stop,
 }
 
@@ -93,9 +92,9 @@ pub enum OnAlarm {
 pub struct Finished {
     /// Why it ended.
     pub reason: StopReason,
-    /// Steps made in all.
+    /// Steps made in total.
     pub step: u64,
-    /// Of the last step; none if there was none.
+    /// Loss of the last step; `None` if no step was made.
     pub loss: Option<f32>,
     /// The best evaluation.
     pub best: Option<Best>,
@@ -104,10 +103,10 @@ pub struct Finished {
 }
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// A run at its beginning. Of `data` the first micro-batch is next; `held_out` is at its start.
+    /// A run at step 0. `data` must be at its first micro-batch and `held_out` at its start.
     ///
     /// # Errors
-    /// Of anything that the device ran before.
+    /// From earlier work of the device.
     pub fn new(
         mut trainer: Trainer<D>,
         data: Box<dyn BatchSource>,
@@ -150,17 +149,15 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         (self.guard, self.on_alarm) = (Some(guard), on_alarm);
     }
 
-    /// Looks at pictures after every evaluation.
+    /// Classifies sample images after every evaluation.
     pub fn view(&mut self, viewer: Viewer) {
         self.viewer = Some(viewer);
     }
 
-    /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if
-    /// there is no checkpoint at all.
+    /// Resumes from the newest usable checkpoint and returns its step; `None` if there is no checkpoint.
     ///
     /// # Errors
-    /// There are checkpoints and none can be used, one is of another run, the data is not the same, or from
-    /// the device.
+    /// Checkpoints exist but none is usable, one belongs to another run, the data changed, or from the device.
     pub fn resume(&mut self, observer: &mut dyn Observer) -> Result<Option<u64>, RunError> {
         let tensors = match &mut self.predictor {
             Some(predictor) => predictor.with_copies(&mut self.trainer).tensors(),
@@ -200,12 +197,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(())
     }
 
-    /// Makes the steps that are left, unless `stop` is requested. However it ends well, there is a
-    /// checkpoint of the last step; however it ends, no checkpoint is being written.
+    /// Makes the remaining steps, until `stop` is requested. On success there is a checkpoint of the last step. In any
+    /// case, no checkpoint is still being written on return.
     ///
     /// # Errors
-    /// A loss or gradient that is not finite, or from data, device or disk. Checkpoints saved before
-    /// stay.
+    /// A non-finite loss or gradient, or from data, device or disk. Earlier checkpoints stay.
     pub fn train(
         &mut self,
         stop: &Stop,
@@ -251,7 +247,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
                 self.save(observer)?;
             }
             if critical.is_some() {
-                // Whoever takes the memory may end the process at any moment.
+                // Wait for the save: whoever takes the memory may kill this process at any moment.
                 self.finish_save(observer)?;
             }
             if let Some(alarm) = critical.filter(|_| self.on_alarm == OnAlarm::Stop && !is_last) {
@@ -270,7 +266,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(finished)
     }
 
-    /// One step; returns what it showed, or none if it was undone at once, with the jumps before it.
+    /// Makes one step. `None` if it was undone at once, together with the jumps before it.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<Option<StepEvent>, RunError> {
         let start = Instant::now();
         let learning_rate = self.options.schedule.rate(self.progress.step);
@@ -296,7 +292,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         self.progress.step = step;
         self.progress.updates = self.trainer.updates();
         self.progress.units += units;
-        // Where the source was when this step was there and nothing of the next.
+        // The position after this step's data, before any data of the next.
         self.progress.data = data.position;
         let event = StepEvent {
             step,
@@ -325,7 +321,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         self.options.patience.is_some_and(|patience| without_gain >= patience)
     }
 
-    /// Makes a step that changes nothing, for what can only be seen while one is made.
+    /// Makes a step that changes nothing, to observe things that only a running step shows.
     ///
     /// # Errors
     /// From data or device.
@@ -342,7 +338,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(())
     }
 
-    /// How far it has come.
+    /// The progress of the run.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
@@ -352,7 +348,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         &mut self.trainer
     }
 
-    /// What loading the training data has cost since the run started, if it is counted.
+    /// Statistics of loading the training data since the run started, if they are counted.
     ///
     /// # Errors
     /// From the device, while data is still being read.
@@ -360,15 +356,15 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(self.trainer.borrow_source(|data| Ok(data.statistics()))?.flatten())
     }
 
-    /// Ends the run, and leaves the model.
+    /// Ends the run, and returns its trainer.
     pub fn into_trainer(self) -> Trainer<D> {
         self.trainer
     }
 
-    /// Makes the model that of the best evaluation, if that has a checkpoint; says whether it has.
+    /// Loads the model of the best evaluation, if that has a checkpoint. Returns whether it has.
     ///
     /// # Errors
-    /// The checkpoint cannot be used, or from the device.
+    /// The checkpoint is unusable, or from the device.
     pub fn take_best(&mut self) -> Result<bool, RunError> {
         let Some(best) = self.progress.best.filter(|_| self.options.keep_best) else {
             return Ok(false);

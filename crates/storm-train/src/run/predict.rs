@@ -1,4 +1,4 @@
-//! Predictions in a run: what happens between steps.
+//! Predictions in a run: the work between steps.
 
 use super::{Observer, Run, RunError, StepEvent};
 use crate::predict::{BackTo, Made, Predictor};
@@ -6,12 +6,12 @@ use crate::{AnyBatch, PredictOptions, PredictState, Storage, TrainError, Verifie
 use storm_device::PlanDevice;
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// Predicts from now on; a run that resumes is told so first. Jumps are chosen by the losses of one half of the held-out
-    /// micro-batches and corrections judged by those of the other; nothing else may be trained or evaluated on them.
-    /// Takes host memory for its copies and says how much: that of [`predict_bytes`](crate::predict_bytes).
+    /// Turns predictions on. On resume, call this before [`Run::resume`]. One half of the held-out micro-batches
+    /// chooses jumps by their loss, and the other half judges corrections; nothing else may train or evaluate on them.
+    /// Allocates host memory for copies and returns its size, which is that of [`predict_bytes`](crate::predict_bytes).
     ///
     /// # Errors
-    /// Options make no sense, there are too few micro-batches, or there is no memory.
+    /// The options are invalid, there are too few micro-batches, or there is not enough memory.
     pub fn predict(
         &mut self,
         options: PredictOptions,
@@ -26,7 +26,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(bytes)
     }
 
-    /// Does what is due after a step.
+    /// Does the prediction work that is due after a step.
     pub(super) fn look_at_predictions(
         &mut self,
         event: StepEvent,
@@ -45,7 +45,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(())
     }
 
-    /// Undoes jumps after which a step has no finite loss; false if there are none to undo.
+    /// Undoes the jumps before a step with a non-finite loss; false if there are none to undo.
     pub(super) fn recover(
         &mut self,
         step: u64,
@@ -68,7 +68,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         }
     }
 
-    /// Puts predictions back where a checkpoint has them.
+    /// Restores the state of predictions from a checkpoint.
     pub(super) fn restore_predictions(&mut self, verified: &Verified) -> Result<(), RunError> {
         let other = |problem: &str| {
             let problem = format!(

@@ -1,4 +1,4 @@
-//! Saving in a run: when it begins, what steps wait for, and when it is done.
+//! Saving in a run: starting checkpoints, waiting for them, and reporting them.
 
 use super::{Event, Observer, Run, RunError};
 use crate::{Begun, Keep, Saved, Snapshot, Storage, TrainError};
@@ -8,18 +8,18 @@ use storm_device::PlanDevice;
 /// How long steps waited for a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Pause {
-    /// In all.
+    /// In total.
     seconds: f64,
-    /// Of these, for the checkpoint before it.
+    /// Part of `seconds` spent waiting for the checkpoint before it.
     before_seconds: f64,
 }
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// Takes host memory for a snapshot; from now on checkpoints are written from it, beside the steps.
+    /// Allocates a snapshot in host memory. From now on, checkpoints are written from it while steps continue.
     ///
     /// # Errors
-    /// The memory cannot be had, or the run predicts, so that copies are saved which change during steps: checkpoints are saved
-    /// as before.
+    /// There is not enough memory, or the run predicts: its checkpoints include copies that change during steps. Saving
+    /// then continues as before.
     pub fn save_in_background(&mut self) -> Result<(), TrainError> {
         if self.predictor.is_some() {
             let problem = "steps of a run that predicts pause while a checkpoint is written";
@@ -29,18 +29,18 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(())
     }
 
-    /// If all ranks share the folder of checkpoints, each writes what it owns from now on, and steps wait for that. Says whether they
-    /// do. Otherwise the first one collects what the others own.
+    /// If all ranks share the checkpoint folder, each writes its own part from now on, while steps pause. Returns
+    /// whether they do. Otherwise rank 0 collects the parts of the others.
     ///
     /// # Errors
-    /// The folder cannot be written to, or a rank is gone.
+    /// The folder is not writable, or a rank is gone.
     pub fn save_by_ranks(&mut self) -> Result<bool, TrainError> {
-        // What a killed process leaves there is deleted by the next.
+        // If this process is killed, the next one deletes what is left there.
         let folder = self.saver.checkpoints().beside(0, "partial");
         self.trainer.let_ranks_write(&folder)
     }
 
-    /// Begins a checkpoint of the last step, once that before it is on the disk.
+    /// Starts a checkpoint of the last step, after waiting for the one before it.
     pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         self.look_at_save(observer)?;
         let start = Instant::now();
@@ -65,23 +65,23 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         }
     }
 
-    /// Hears of the checkpoint that was being written, if it is done.
+    /// Reports the background checkpoint, if it is finished.
     pub(super) fn look_at_save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let saved = self.saver.finished()?;
         saved.map_or(Ok(()), |saved| self.tell(&saved, observer))
     }
 
-    /// Waits for the checkpoint that is being written.
+    /// Waits for the background checkpoint and reports it.
     pub(super) fn finish_save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let saved = self.saver.wait()?;
         saved.map_or(Ok(()), |saved| self.tell(&saved, observer))
     }
 
-    /// As [`Run::finish_save`], where the run ends by another error, which is the one to report.
+    /// Like [`Run::finish_save`], for a run that is ending with another error, which is the one to return.
     pub(super) fn settle(&mut self, observer: &mut dyn Observer) {
         let Some(step) = self.saver.writing() else { return };
         if let Err(error) = self.finish_save(observer) {
-            // An observer that fails cannot report it anywhere.
+            // If the observer fails as well, there is nowhere to report it.
             let _ = observer.event(&Event::SaveFailed { step, problem: &error.to_string() });
         }
     }

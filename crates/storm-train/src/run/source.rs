@@ -2,26 +2,26 @@ use super::RunError;
 use crate::AnyBatch;
 use storm_data::records::LoaderStatistics;
 
-/// Where the micro-batches of a run come from. A thread of its own reads ahead.
+/// The source of a run's micro-batches. A separate thread reads ahead.
 pub trait BatchSource: Send {
-    /// Fills a micro-batch and says how many of its rows hold data; rows without have no targets. A
+    /// Fills a micro-batch and returns how many rows hold data; the other rows have no targets. A
     /// source for training never ends.
     ///
     /// # Errors
-    /// Data cannot be had.
+    /// Data cannot be read.
     fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError>;
 
-    /// What loading has cost so far, if it is counted.
+    /// Loading statistics so far, if they are counted.
     fn statistics(&self) -> Option<LoaderStatistics> {
         None
     }
 
-    /// Where it is, for checkpoints.
+    /// The current position, for checkpoints.
     fn position(&self) -> serde_json::Value;
 
-    /// Goes on from there.
+    /// Continues from a position.
     ///
     /// # Errors
-    /// The position is of other data.
+    /// The position belongs to other data.
     fn resume(&mut self, position: &serde_json::Value) -> Result<(), RunError>;
 }
