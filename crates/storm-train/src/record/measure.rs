@@ -6,43 +6,42 @@ use storm_device::Trace;
 use storm_exec::trace::{Summary, summarize};
 use storm_plan::{Queue, Tier};
 
-/// How often memory is asked for and queues are looked at: often enough for people, rarely enough to
-/// cost nothing.
+/// How often to sample memory and queues: often enough to be useful, rarely enough to cost nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A step, with what it took.
+/// The measurements of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
-    /// Its number; the first is 1.
+    /// Step number, from 1.
     pub step: u64,
     /// Before the update.
     pub loss: f32,
-    /// Share of its targets that the model found, for one that classifies.
+    /// Fraction of targets predicted correctly, for a classifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f32>,
     /// Before clipping.
     pub gradient_norm: f32,
-    /// It was applied with.
+    /// Learning rate of the update.
     pub learning_rate: f32,
-    /// How much was read.
+    /// Tokens or images read.
     #[serde(flatten)]
     pub throughput: Throughput,
-    /// It took.
+    /// Time of the step.
     pub seconds: f64,
-    /// Of these, how long it waited for its data to be read.
+    /// Part of `seconds` spent waiting for data.
     #[serde(default)]
     pub data_wait_seconds: f64,
-    /// Device memory that the process holds, when it was last asked for.
+    /// Device memory held by the process, as last sampled.
     pub device_bytes: u64,
-    /// Host memory that the plan holds.
+    /// Host memory of the plan.
     pub host_bytes: u64,
-    /// Memory of the process as the system counts it; none where it does not say.
+    /// Resident memory of the process; `None` where the system does not report it.
     pub process_bytes: Option<u64>,
-    /// Share of the time of copies in which kernels ran, when it was last looked at.
+    /// Fraction of copy time that overlapped with kernels, as last sampled.
     pub hidden_share: Option<f64>,
-    /// Share of the time in which kernels ran.
+    /// Fraction of time in which kernels ran, as last sampled.
     pub compute_share: Option<f64>,
-    /// That it belongs to, in a run that predicts.
+    /// Phase of the step, in a run that predicts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
 }
@@ -50,9 +49,9 @@ pub struct StepRecord {
 /// Measures steps.
 #[derive(Debug, Default)]
 pub struct Measure {
-    /// When a step was last looked at.
+    /// When a step was last sampled.
     looked: Option<Instant>,
-    /// Whether steps go by unrecorded until the interval is over.
+    /// Whether steps go unrecorded until the interval is over.
     is_waiting: bool,
     /// Whether memory and queues of the last step were sampled.
     looks: bool,
@@ -63,17 +62,17 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// What the queues did in the step that was looked at last.
+    /// The trace of the last sampled step.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
     }
 
-    /// Whether the last measured step is one of those whose memory and queues are sampled.
+    /// Whether memory and queues of the last measured step were sampled.
     pub(super) fn looks(&self) -> bool {
         self.looks
     }
 
-    /// Steps from now on may be under another plan: what was seen of memory before does not count.
+    /// Discards earlier samples: the next steps may run under another plan.
     pub(super) fn restart(&mut self) {
         (self.looked, self.is_waiting) = (None, false);
         (self.device_bytes, self.shares) = (0, None);
@@ -84,7 +83,7 @@ impl Measure {
         step: &StepEvent,
         observed: &mut dyn Observed,
     ) -> Result<StepRecord, RunError> {
-        // Devices record until told otherwise: the first step, and from then on one in an interval.
+        // Devices record by default, so the first step is recorded, and after it one per interval.
         self.looks = !self.is_waiting;
         if self.looks {
             self.look(observed)?;
@@ -116,7 +115,7 @@ impl Measure {
         })
     }
 
-    /// Takes down memory and what the queues did in the last step, whether it is time for it or not.
+    /// Samples memory and the queues of the last step, whether or not it is due.
     ///
     /// # Errors
     /// From the device.
@@ -133,7 +132,7 @@ impl Measure {
     }
 }
 
-/// Of the time of all copies, the share in which kernels ran.
+/// The fraction of copy time that overlapped with kernels.
 fn hidden_share(summary: &Summary) -> f64 {
     let busy_ns: u64 = summary.transfers.iter().map(|transfer| transfer.busy_ns).sum();
     let hidden_ns: u64 = summary.transfers.iter().map(|transfer| transfer.hidden_ns).sum();
@@ -143,7 +142,7 @@ fn hidden_share(summary: &Summary) -> f64 {
     }
 }
 
-/// Resident memory of this process, from Linux.
+/// Resident memory of this process, from `/proc`.
 pub(crate) fn process_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

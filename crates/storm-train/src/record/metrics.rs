@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one object per line and step, evaluation, view of pictures, prediction, checkpoint or sample, and for the ranks
-//! of a step.
+//! `metrics.jsonl`: one JSON object per line, for each step, evaluation, image view, prediction, checkpoint, sample,
+//! and timing of ranks.
 
 use super::{Sink, StepRecord};
 use crate::{Event, Guess, Judgement, Jump, Prediction, RankFigures, RunError, UpdatesSeen};
@@ -10,13 +10,13 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use storm_files::{append_plain, open_plain, replace_file, sync_directory};
 
-/// A longer line is none of ours.
+/// Longest line. Longer ones were not written by STORM.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// More of a prompt or of a sample is not taken down: escaped, both fit into a line.
+/// Limit for prompts and samples, so that even with escapes both fit in a line.
 const TEXT_BYTES_MAX: usize = 5 << 10;
 
-/// A file of metrics that is being written.
+/// A metrics file being written.
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
@@ -24,9 +24,9 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Goes on with the metrics of a run that stands after `step`. What is there of the steps before is handed
-    /// to `sink`, line by line; what a stopped process wrote of later steps is dropped, and so is half a line at
-    /// the end. Takes no more memory for a long file than for a short one.
+    /// Continues the metrics of a run that is at `step`. Replays the lines up to that step to `sink`. Drops lines of
+    /// later steps, which a stopped process wrote, and an incomplete line at the end. Memory use does not depend on the
+    /// size of the file.
     ///
     /// # Errors
     /// The file cannot be read or written, or from `sink`.
@@ -43,7 +43,7 @@ impl MetricsFile {
                 .map_err(RunError::write(path))?;
         }
         let file = append_plain(path).map_err(RunError::write(path))?;
-        // A name alone is in the current directory.
+        // A bare file name is in the current directory.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         sync_directory(folder.unwrap_or(".".as_ref())).map_err(RunError::write(path))?;
         Ok(MetricsFile { path: path.to_owned(), file: BufWriter::new(file) })
@@ -54,8 +54,8 @@ impl MetricsFile {
     }
 }
 
-/// Hands all that a file of metrics holds to `sink`, line by line. What makes no sense, such as half a line that is
-/// being written, is passed over; nothing is changed.
+/// Replays a metrics file to `sink`, line by line. Skips invalid lines, such as an incomplete one still being written.
+/// Does not change the file.
 ///
 /// # Errors
 /// The file cannot be read, or from `sink`.
@@ -64,8 +64,7 @@ pub fn read_metrics(path: &Path, sink: &mut dyn Sink) -> Result<(), RunError> {
     replay(path, &source, u64::MAX, sink).map(drop)
 }
 
-/// Hands all lines up to `step` to `sink`. If some are not to be kept, returns how many bytes there are before the
-/// first of these.
+/// Replays all lines up to `step` to `sink`. If some lines are to be dropped, returns the offset of the first of them.
 fn replay(
     path: &Path,
     source: &File,
@@ -87,10 +86,10 @@ fn replay(
     }
 }
 
-/// Writes so many bytes of a file as they are, and of the lines behind them those up to `step`.
+/// Copies the first `bytes` of a file, and of the lines after them those up to `step`.
 fn copy_kept(source: &mut File, bytes: u64, step: u64, out: &mut impl Write) -> io::Result<()> {
     source.seek(SeekFrom::Start(0))?;
-    // From file to file, the system copies without showing the bytes.
+    // From file to file, the kernel copies without passing the bytes through this process.
     io::copy(&mut Read::take(&mut *source, bytes), out)?;
     source.seek(SeekFrom::Start(bytes))?;
     let mut lines = Lines::new(source);
@@ -103,13 +102,13 @@ fn copy_kept(source: &mut File, bytes: u64, step: u64, out: &mut impl Write) -> 
     Ok(())
 }
 
-/// What a line says.
+/// A parsed line.
 enum Recorded {
     Step(StepRecord),
     Other(Box<Other>),
 }
 
-/// An evaluation, a view of pictures, a part of a prediction, a checkpoint, or a sample.
+/// Any line other than a step.
 #[derive(Deserialize)]
 struct Other {
     step: u64,
@@ -171,7 +170,7 @@ impl Other {
     }
 }
 
-/// As much of a text as is taken down.
+/// Truncates a text to the limit.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(TEXT_BYTES_MAX);
     format!("{}{}", &text[..end], if end < text.len() { "…" } else { "" })
@@ -191,7 +190,7 @@ impl Recorded {
     }
 }
 
-/// The lines of a file from where it stands.
+/// The lines of a file from its current position.
 struct Lines<'a> {
     reader: BufReader<&'a File>,
     line: Vec<u8>,
@@ -204,7 +203,7 @@ impl<'a> Lines<'a> {
         Lines { reader: BufReader::with_capacity(1 << 16, file), line: Vec::new(), position: 0 }
     }
 
-    /// The next line; an empty one for half a line at the end, and for one that is too long.
+    /// The next line; empty for an incomplete last line or one that is too long.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
         let mut limited = Read::take(&mut self.reader, LINE_BYTES_MAX);
@@ -268,7 +267,7 @@ impl Sink for MetricsFile {
             _ => {}
         }
         self.file.flush().map_err(RunError::write(&self.path))?;
-        // Before a checkpoint is there, so are the metrics of all steps before it.
+        // Metrics of all earlier steps must be durable before the checkpoint is.
         if matches!(event, Event::Saving { .. } | Event::Finished(_)) {
             self.file.get_ref().sync_data().map_err(RunError::write(&self.path))?;
         }

@@ -1,4 +1,4 @@
-//! What a run leaves behind: metrics as JSON lines, TensorBoard files, and a history for reports.
+//! Records of a run: metrics as JSON lines, TensorBoard files, and a history for reports.
 
 mod history;
 mod measure;
@@ -22,25 +22,25 @@ pub use throughput::Throughput;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};
 
-/// The most ranks of one event.
+/// Most ranks in one event.
 const RANKS_AT_ONCE: usize = 256;
 
-/// Something that takes down what a run does.
+/// Records what a run does.
 pub trait Sink {
-    /// A step was made.
+    /// Records a step.
     ///
     /// # Errors
-    /// It cannot be taken down; the run ends.
+    /// The step cannot be recorded; the run ends.
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError>;
 
-    /// Something else happened.
+    /// Records any other event.
     ///
     /// # Errors
-    /// As [`Sink::step`].
+    /// Like [`Sink::step`].
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError>;
 }
 
-/// Measures every step once and hands it to all sinks.
+/// Measures every step once and passes it to all sinks.
 pub struct Recorder<'a> {
     measure: &'a mut Measure,
     sinks: Vec<&'a mut dyn Sink>,
@@ -60,7 +60,7 @@ impl Observer for Recorder<'_> {
         if !self.measure.looks() {
             return Ok(());
         }
-        // Few enough for a line of metrics.
+        // In chunks that fit in a line of the metrics.
         for ranks in observed.ranks().chunks(RANKS_AT_ONCE) {
             let event = Event::Ranks { step: step.step, ranks };
             self.sinks.iter_mut().try_for_each(|sink| sink.event(&event))?;

@@ -3,11 +3,11 @@ use super::{Sink, StepRecord};
 use crate::{Event, RunError};
 use storm_model::Unit;
 
-/// What a run did since it last started or changed its plan: the part that one plan, with one budget, answers for.
+/// Statistics of a run since it last started or changed its plan: the part that ran under one plan and budget.
 ///
-/// The speed of a run is defined here, once: tokens or images of steps over the seconds of these steps. A step is timed from
-/// asking for its data to its loss. So evaluations and waiting for checkpoints are not in it, and are counted by
-/// themselves; a checkpoint that is written beside the steps makes them slower, and is in it.
+/// This defines the throughput of a run: tokens or images of all steps over the time of those steps. A step is timed
+/// from requesting its data to its loss. Evaluations and pauses for checkpoints are therefore excluded and counted
+/// separately. A checkpoint written in the background slows steps down, which is included.
 #[derive(Clone, Debug)]
 pub struct Part {
     steps: u64,
@@ -15,7 +15,7 @@ pub struct Part {
     units: f64,
     seconds: f64,
     data_wait_seconds: f64,
-    /// Of each step.
+    /// Time of each step.
     step_seconds: Thinned<f64>,
     device_bytes_peak: u64,
     evaluation_seconds: f64,
@@ -30,7 +30,7 @@ impl Default for Part {
 }
 
 impl Part {
-    /// Nothing yet.
+    /// No steps yet.
     pub fn new() -> Part {
         Part {
             steps: 0,
@@ -46,54 +46,54 @@ impl Part {
         }
     }
 
-    /// Steps that were made.
+    /// Number of steps.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// What the model reads.
+    /// The unit of the model's input: tokens or images.
     pub fn unit(&self) -> Unit {
         self.unit
     }
 
-    /// Of all steps together; none if there is none.
+    /// Throughput over all steps; `None` if there are none.
     pub fn units_per_second(&self) -> Option<f64> {
         (self.steps > 0).then(|| self.units / self.seconds.max(1e-9))
     }
 
-    /// That steps took.
+    /// Time of all steps.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// Of these, how long steps waited for data that was not read yet.
+    /// Part of that time spent waiting for data.
     pub fn data_wait_seconds(&self) -> f64 {
         self.data_wait_seconds
     }
 
-    /// Of one step; none if there is none.
+    /// Median time of a step; `None` if there are none.
     pub fn median_step_seconds(&self) -> Option<f64> {
         let mut seconds = self.step_seconds.as_slice().to_vec();
         seconds.sort_by(f64::total_cmp);
         seconds.get(seconds.len() / 2).copied()
     }
 
-    /// Most device memory that was seen.
+    /// Highest sampled device memory.
     pub fn device_bytes_peak(&self) -> u64 {
         self.device_bytes_peak
     }
 
-    /// That evaluations took, between steps.
+    /// Time of evaluations between steps.
     pub fn evaluation_seconds(&self) -> f64 {
         self.evaluation_seconds
     }
 
-    /// That steps waited for checkpoints.
+    /// Time that steps were paused for checkpoints.
     pub fn paused_seconds(&self) -> f64 {
         self.paused_seconds
     }
 
-    /// That checkpoints were written beside the steps.
+    /// Time during which checkpoints were written in the background.
     pub fn written_seconds(&self) -> f64 {
         self.written_seconds
     }

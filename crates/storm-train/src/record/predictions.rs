@@ -3,7 +3,7 @@ use super::{Sink, StepRecord};
 use crate::predict::Calibration;
 use crate::{Event, ParameterGroup, Phase, Prediction, RunError, UpdateSeen, UpdatesSeen, Verdict};
 
-/// The predictions of a run: what each phase took, and what became of jumps.
+/// Statistics of predictions: totals per phase, and the outcomes of jumps.
 #[derive(Clone, Debug)]
 pub struct Predictions {
     /// In the order of [`Phase::ALL`].
@@ -13,30 +13,30 @@ pub struct Predictions {
     predicted: Thinned<(u64, Prediction)>,
     /// Jumps that were accepted.
     pub accepted: u64,
-    /// Jumps that were not.
+    /// Jumps that were rejected.
     pub refused: u64,
-    /// Corrections after which jumps stayed.
+    /// Corrections after which the jumps were kept.
     pub kept: u64,
-    /// Corrections after which they were undone.
+    /// Corrections after which the jumps were undone.
     pub undone: u64,
-    /// Predictions in which a controller that learns made no jump.
+    /// Predictions in which a learned controller chose not to jump.
     pub declined: u64,
     calibration: Calibration,
-    /// What the last update was like, and sums over all, with their number.
+    /// The last update statistics, and the sums and count of all.
     updates: UpdatesSeen,
     update_sums: [(u64, [f64; 2]); ParameterGroup::ALL.len()],
 }
 
-/// What a phase took, all of its times together.
+/// Totals of a phase over the whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PhaseTotals {
     /// Steps made in it.
     pub steps: u64,
-    /// What it took.
+    /// Time spent in it.
     pub seconds: f64,
-    /// Most device memory of the process that was seen in its steps.
+    /// Highest sampled device memory of the process in its steps.
     pub device_bytes_peak: u64,
-    /// Most memory of the process that was seen in its steps.
+    /// Highest sampled resident memory of the process in its steps.
     pub process_bytes_peak: u64,
 }
 
@@ -57,22 +57,23 @@ impl Predictions {
         }
     }
 
-    /// Whether there are any phases.
+    /// Whether no phase has been recorded.
     pub fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// What a phase took.
+    /// The totals of a phase.
     pub fn of(&self, phase: Phase) -> &PhaseTotals {
         &self.phases[index(phase)]
     }
 
-    /// What a controller that learns expected, beside what happened.
+    /// The expectations of a learned controller compared with the outcomes.
     pub(super) fn calibration(&self) -> &Calibration {
         &self.calibration
     }
 
-    /// Cosine and ratio of a group's updates, mean and last; none if updates were not observed.
+    /// Cosine and ratio of a parameter group's updates: the mean, and the last. `None` if updates
+    /// were not observed.
     pub fn updates(&self, group: ParameterGroup) -> Option<(UpdateSeen, UpdateSeen)> {
         let at = ParameterGroup::ALL.iter().position(|known| *known == group)?;
         let (count, sums) = self.update_sums[at];
@@ -80,7 +81,7 @@ impl Predictions {
         Some((UpdateSeen { cosine, ratio }, self.updates.0[at]?))
     }
 
-    /// Predictions, by the step before them.
+    /// Predictions with the step before each.
     pub(super) fn all(&self) -> &[(u64, Prediction)] {
         self.predicted.as_slice()
     }

@@ -1,7 +1,7 @@
-//! TensorBoard event files: records of TensorFlow's format that hold scalars.
+//! Writes TensorBoard event files, in TensorFlow's record format, with scalars.
 //!
-//! A record is its length, a checksum of that, an `Event` message, and a checksum of that. Messages are
-//! protocol buffers; the few fields that scalars need are written by hand.
+//! A record is a length, its checksum, an `Event` message, and the message's checksum. Messages are protocol buffers;
+//! the few fields that scalars need are encoded by hand.
 
 use super::{Sink, StepRecord};
 use crate::{Event, ParameterGroup, Phase, RunError, UpdateSeen};
@@ -14,7 +14,7 @@ use storm_model::Unit;
 const BEFORE_NUMBER: &str = "events.out.tfevents.";
 const AFTER_NUMBER: &str = ".storm";
 
-/// An event file that is being written.
+/// An event file being written.
 #[derive(Debug)]
 pub struct TensorBoardFile {
     path: PathBuf,
@@ -22,19 +22,18 @@ pub struct TensorBoardFile {
 }
 
 impl TensorBoardFile {
-    /// A new file in `folder` for a run that stands after `step`. Points that earlier files have of
-    /// later steps are hidden by it.
+    /// Creates a new file in `folder` for a run that is at `step`. It hides points of later steps in earlier files.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub fn create(folder: &Path, step: u64) -> Result<TensorBoardFile, RunError> {
         TensorBoardFile::create_at(folder, step, now())
     }
 
     fn create_at(folder: &Path, step: u64, now: Duration) -> Result<TensorBoardFile, RunError> {
         std::fs::create_dir_all(folder).map_err(RunError::write(folder))?;
-        // TensorBoard reads the files of a run in the order of their names: a new one comes last even if
-        // the clock was set back.
+        // TensorBoard reads the files of a run in the order of their names, so the new one must sort last even if the
+        // clock was set back.
         let before = newest(folder).map_err(RunError::write(folder))?;
         let number = now.as_nanos().max(before.map_or(0, |before| before.saturating_add(1)));
         let path = folder.join(format!("{BEFORE_NUMBER}{number:020}{AFTER_NUMBER}"));
@@ -60,7 +59,7 @@ impl TensorBoardFile {
         self.event(step, &message(|out| bytes_field(out, field::SUMMARY, &summary)))
     }
 
-    /// Writes an `Event` of this step and moment, with one more field.
+    /// Writes an `Event` with this step, the current time and one more field.
     fn event(&mut self, step: u64, content: &[u8]) -> Result<(), RunError> {
         let event = message(|out| {
             key(out, field::WALL_TIME, WIRE_FIXED64);
@@ -100,7 +99,7 @@ impl Sink for TensorBoardFile {
                 ("predict/tau", prediction.tau),
                 ("predict/seconds", prediction.seconds as f32),
             ];
-            // Jumps that always stay have none.
+            // Jumps that are always accepted have no loss.
             if !prediction.loss.is_nan() {
                 scalars.push(("loss/probe", prediction.loss as f32));
             }
@@ -141,7 +140,7 @@ fn speed_tag(unit: Unit) -> &'static str {
     }
 }
 
-/// The highest number of the files that are there.
+/// The highest number of the existing files.
 fn newest(folder: &Path) -> std::io::Result<Option<u128>> {
     let mut newest = None;
     for entry in std::fs::read_dir(folder)? {
@@ -170,7 +169,7 @@ fn write_record(out: &mut impl Write, data: &[u8]) -> std::io::Result<()> {
     out.write_all(&masked_crc32c(data).to_le_bytes())
 }
 
-/// Fields of the messages `Event`, `SessionLog`, `Summary` and `Summary.Value`.
+/// Field numbers of the messages `Event`, `SessionLog`, `Summary` and `Summary.Value`.
 mod field {
     pub(super) const WALL_TIME: u64 = 1;
     pub(super) const STEP: u64 = 2;
@@ -183,7 +182,7 @@ mod field {
     pub(super) const SIMPLE_VALUE: u64 = 2;
 }
 
-/// `SessionLog.START`: what was recorded of this step and later ones no longer holds.
+/// `SessionLog.START`: invalidates records of this step and later ones.
 const STATUS_START: u64 = 1;
 
 const WIRE_VARINT: u64 = 0;
@@ -220,12 +219,12 @@ fn bytes_field(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// The checksum, turned so that a checksum of data with checksums in it is still a good one.
+/// A masked CRC, as in TFRecord: a CRC of data that contains CRCs would be weak.
 fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Castagnoli's polynomial, reflected.
+/// CRC-32C: Castagnoli's polynomial, reflected.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {

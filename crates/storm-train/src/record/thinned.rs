@@ -1,13 +1,13 @@
-/// Items that are kept at least, unless another number is given; every other one goes when there are twice as many.
+/// Default minimum of kept items. At twice as many, every other one is dropped.
 pub(super) const KEPT_MIN: usize = 2000;
 
-/// A list of any length, thinned to what a picture can show: the first item, then every second, fourth, … one.
+/// A list of any length, thinned to what a chart can show: the first item, then every second, fourth, … one.
 #[derive(Clone, Debug)]
 pub(super) struct Thinned<T> {
     kept: Vec<T>,
-    /// At least so many are kept of more.
+    /// Minimum of kept items, if there are as many.
     kept_min: usize,
-    /// One of so many is kept.
+    /// Keeps one of this many items.
     stride: u64,
     seen: u64,
 }
@@ -17,7 +17,7 @@ impl<T> Thinned<T> {
         Thinned::keeping(KEPT_MIN)
     }
 
-    /// Keeps at least so many, and at most twice as many.
+    /// Keeps between `kept_min` and twice as many items.
     pub(super) fn keeping(kept_min: usize) -> Thinned<T> {
         Thinned { kept: Vec::new(), kept_min, stride: 1, seen: 0 }
     }

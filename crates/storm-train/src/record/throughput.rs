@@ -1,28 +1,28 @@
 use serde::{Deserialize, Serialize};
 use storm_model::Unit;
 
-/// How much a run reads, in the units of its model. In files, the fields are named after the unit.
+/// Tokens or images that a run reads. Files name the fields after the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Throughput {
     /// Of a language model.
     Tokens {
-        /// Of all steps so far.
+        /// Total of all steps so far.
         tokens: u64,
-        /// Of this step.
+        /// Rate of this step.
         tokens_per_second: f64,
     },
     /// Of an image classifier.
     Images {
-        /// Of all steps so far.
+        /// Total of all steps so far.
         images: u64,
-        /// Of this step.
+        /// Rate of this step.
         images_per_second: f64,
     },
 }
 
 impl Throughput {
-    /// So many units in all, and so many a second in this step.
+    /// A total of all steps, and the rate of this step.
     pub fn new(unit: Unit, total: u64, per_second: f64) -> Throughput {
         match unit {
             Unit::Tokens => Throughput::Tokens { tokens: total, tokens_per_second: per_second },
@@ -30,7 +30,7 @@ impl Throughput {
         }
     }
 
-    /// What is counted.
+    /// The unit.
     pub fn unit(self) -> Unit {
         match self {
             Throughput::Tokens { .. } => Unit::Tokens,
@@ -38,7 +38,7 @@ impl Throughput {
         }
     }
 
-    /// Of all steps so far.
+    /// Total of all steps so far.
     pub fn total(self) -> u64 {
         match self {
             Throughput::Tokens { tokens: total, .. } | Throughput::Images { images: total, .. } => {
@@ -47,7 +47,7 @@ impl Throughput {
         }
     }
 
-    /// Of this step.
+    /// Rate of this step.
     pub fn per_second(self) -> f64 {
         match self {
             Throughput::Tokens { tokens_per_second: speed, .. }

@@ -1,4 +1,4 @@
-//! Lines over steps: a picture that needs no script, and the numbers in it for the script that adds to it.
+//! Line charts over steps: an SVG that works without scripts, and its data for the script that makes it interactive.
 
 use super::ticks::{Scale, ticks};
 use super::unit::Unit;
@@ -6,25 +6,25 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use storm_exec::trace::page::Escaped;
 
-/// Of the coordinates of a picture. It is stretched to the size of the page; lines and text are not.
+/// Coordinates of the SVG. It stretches to the page; line widths and text do not.
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 200.0;
 
-/// A limit that is so many times higher than all lines would leave nothing to see of them.
+/// A limit this many times above all lines is not shown: it would flatten them.
 const LIMIT_IN_SIGHT: f64 = 4.0;
 
-/// The height of a band of colours.
+/// The height of a color band.
 const BAND: f64 = 8.0;
 
-/// Labels of an axis that are further to the right end there.
+/// Axis labels further right than this are right-aligned.
 const NEAR_END: f64 = 0.93;
 
-/// How a line looks.
+/// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As it is.
+    /// A plain line.
     Plain,
-    /// With a smoothed line over it.
+    /// Noisy values, with a smoothed line on top.
     Noisy,
     /// Few points that matter, each with a dot.
     Dots,
@@ -33,32 +33,32 @@ pub(super) enum Kind {
 /// A line of a chart.
 pub(super) struct Series<'a> {
     pub(super) name: &'static str,
-    /// A colour of the page: `forward`.
+    /// A color variable of the page, such as `forward`.
     pub(super) colour: &'static str,
     pub(super) kind: Kind,
-    /// Which of them have a value.
+    /// The steps that have a value.
     pub(super) steps: &'a Steps,
-    /// One for each step; a gap where it is not finite.
+    /// One value per step; not finite for a gap.
     pub(super) values: Vec<f64>,
 }
 
-/// Steps that lines are drawn over; several lines share them.
+/// The steps of one or more lines.
 pub(super) struct Steps {
-    /// For the script.
+    /// Key for the script.
     pub(super) key: &'static str,
     pub(super) steps: Vec<u64>,
 }
 
-/// A picture of some lines.
+/// A chart with one or more lines.
 pub(super) struct Chart<'a> {
     pub(super) title: &'static str,
     pub(super) series: Vec<Series<'a>>,
-    /// A line across all steps that none should be above.
+    /// A horizontal line that no value should exceed.
     pub(super) limit: Option<f64>,
-    /// Whether values are measured from zero.
+    /// Whether the vertical axis starts at zero.
     pub(super) from_zero: bool,
     pub(super) unit: Unit,
-    /// Colours along the top: from which step, to which, and a colour of the page.
+    /// Color band along the top: first step, last step, color variable.
     pub(super) band: Vec<(u64, u64, &'static str)>,
 }
 
@@ -69,7 +69,7 @@ impl Series<'_> {
 }
 
 impl Chart<'_> {
-    /// As a figure of HTML.
+    /// Renders the chart as an HTML figure.
     pub(super) fn to_html(&self) -> String {
         let mut html =
             format!("<figure class=\"chart\">\n<figcaption><b>{}</b>", Escaped(self.title));
@@ -99,7 +99,7 @@ impl Chart<'_> {
         html
     }
 
-    /// What the script needs to know.
+    /// The data for the script.
     pub(super) fn to_json(&self) -> Value {
         let series = self.series.iter().map(|series| {
             json!({
@@ -159,7 +159,7 @@ impl Chart<'_> {
             draw_series(frame, series, html);
         }
         if let Some(limit) = self.limit {
-            // Behind the lines in the order of keys, drawn or not.
+            // One group per legend entry, in order, whether or not the limit is drawn.
             html.push_str("<g class=\"series\">");
             if limit <= frame.high {
                 let y = frame.y(limit);
@@ -178,7 +178,7 @@ impl Chart<'_> {
                 continue;
             }
             let share = frame.x(step) / WIDTH;
-            // A number in the middle below the right edge would be cut off.
+            // A centered label at the right edge would be cut off.
             let class = if share > NEAR_END { "x end" } else { "x" };
             let left = 100.0 * share;
             let _ =
@@ -188,7 +188,7 @@ impl Chart<'_> {
     }
 }
 
-/// A smoothed line is for the script to draw.
+/// Draws a line. The script draws the smoothed one.
 fn draw_series(frame: &Frame, series: &Series<'_>, html: &mut String) {
     let mut path = String::new();
     let mut dots = String::new();
@@ -199,7 +199,7 @@ fn draw_series(frame: &Frame, series: &Series<'_>, html: &mut String) {
             continue;
         }
         let (x, y) = (frame.x(x), frame.y(y));
-        // A point without neighbours is seen as one.
+        // A point without neighbors is drawn as a dot.
         let _ = match is_drawing {
             true => write!(path, "L{x:.1} {y:.1}"),
             false => write!(path, "M{x:.1} {y:.1}h0"),
@@ -224,16 +224,16 @@ fn draw_series(frame: &Frame, series: &Series<'_>, html: &mut String) {
     html.push_str("</g>");
 }
 
-/// With as many digits as anyone reads.
+/// Rounds to the digits that are useful in a chart.
 fn rounded(value: f64) -> Option<f64> {
     value.is_finite().then(|| format!("{value:.5e}").parse().unwrap_or(value))
 }
 
-/// From steps and values to places in the picture.
+/// Maps steps and values to SVG coordinates.
 struct Frame {
     x0: f64,
     x1: f64,
-    /// The last step that there is; `x1` is behind it where there is but one.
+    /// The last step. `x1` is larger if there is only one step.
     last: f64,
     low: f64,
     high: f64,

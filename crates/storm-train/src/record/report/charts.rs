@@ -1,4 +1,4 @@
-//! Which charts a run has.
+//! The charts of a run.
 
 use super::super::{Evaluated, History, StepRecord};
 use super::chart::{Chart, Kind, Series, Steps};
@@ -7,10 +7,10 @@ use super::unit::Unit;
 use serde_json::{Map, Value, json};
 use storm_exec::trace::page::for_script;
 
-/// Values from here on are none that a run has; a picture of them would have no scale.
+/// Larger values are treated as gaps: they would leave the chart without a scale.
 const VALUE_MAX: f64 = 1e300;
 
-/// The charts of a run and what the script needs for them. Budgets are of device and host memory, in bytes.
+/// Renders the charts of a run and their data for the script. `budgets` are device and host memory in bytes.
 pub(super) fn to_html(budgets: [Option<u64>; 2], history: &History) -> String {
     let of_steps =
         Steps { key: "steps", steps: history.steps().map(|record| record.step).collect() };

@@ -1,4 +1,4 @@
-//! `report.html`: a run as one page that needs nothing else.
+//! `report.html`: a run as one self-contained page.
 
 mod chart;
 mod charts;
@@ -18,58 +18,58 @@ use storm_exec::trace::{TierLimits, write_step};
 use storm_plan::{PerTier, Plan, Prediction, Tier};
 use unit::show_bytes;
 
-/// What the page says besides what was recorded. All of it is shown as text, whatever it holds.
+/// Facts on the page besides the recorded history. All of them are escaped as text.
 #[derive(Clone, Debug)]
 pub struct RunFacts {
     /// The heading.
     pub title: String,
-    /// The run in short: what, and how much.
+    /// A summary of the run as rows of name and value.
     pub rows: Vec<Row>,
-    /// Everything that the run was given, under headings.
+    /// All settings of the run, under headings.
     pub settings: Vec<(String, Vec<Row>)>,
-    /// Of device and host memory, in bytes, if known.
+    /// Budgets of device and host memory in bytes, if known.
     pub budgets: [Option<u64>; 2],
-    /// What to do for a sample, if there is none; none for a model that writes no text.
+    /// A hint on how to get a sample if there is none; `None` if the model does not generate text.
     pub sample_hint: Option<String>,
-    /// Of the held-out part, for an image classifier.
+    /// Held-out images, for an image classifier.
     pub pictures: Pictures,
 }
 
-/// What only the process that trained can say: how the last plan did.
+/// Results of the last plan, which only the training process knows.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanFacts<'a> {
-    /// More about it: what, and how much.
+    /// More rows of name and value.
     pub rows: &'a [Row],
-    /// The part of the run that this plan answers for.
+    /// The part of the run under this plan.
     pub part: &'a Part,
-    /// What the plan said.
+    /// The plan's prediction.
     pub prediction: &'a Prediction,
-    /// Of device memory, in bytes.
+    /// Device memory budget in bytes.
     pub device_budget: u64,
-    /// Of host memory, in bytes.
+    /// Host memory budget in bytes.
     pub host_budget: u64,
-    /// It.
+    /// The plan.
     pub plan: &'a Plan,
-    /// A step under it.
+    /// The trace of a step under it.
     pub trace: &'a Trace,
 }
 
-/// What the page says of the last plan.
+/// The page's section on the last plan.
 #[derive(Clone, Copy, Debug)]
 pub enum LastPlan<'a> {
-    /// From the process that trains.
+    /// From the training process.
     Facts(PlanFacts<'a>),
-    /// What a page that was written before says of it, as it is.
+    /// Copied from an earlier page.
     Page(&'a str),
-    /// Nothing.
+    /// Not known.
     Unknown,
 }
 
-/// What a page says of the last plan begins with this, and goes on to its end.
+/// Start of the section on the last plan, which extends to the end of the page.
 const PLAN_HEADING: &str = "<h2 id=\"plan\">The last plan</h2>";
 
-/// Writes the page: loss, speed, overlap and memory over the whole run, its settings and some text by the model;
-/// prediction beside measurement for the part that the present plan answers for; and one step in detail.
+/// Writes the page: loss, speed, overlap and memory over the whole run, its settings and a text sample; predictions
+/// next to measurements for the part under the last plan; and one step in detail.
 ///
 /// # Errors
 /// From `out`.
@@ -158,7 +158,7 @@ fn write_plan(plan: &PlanFacts<'_>, history: &History, out: &mut impl Write) -> 
     write_step(plan.plan, plan.trace, limits, out)
 }
 
-/// Time and memory of each rank; none if one rank makes the steps.
+/// Time and memory of each rank; `None` in a run with one rank.
 fn ranks(history: &History) -> Option<Table> {
     let row = |figures: &RankFigures| {
         let RankFigures { rank, seconds, collective_seconds, .. } = *figures;
@@ -202,7 +202,7 @@ fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
             [empty(), format!("{speed:.0}"), empty(), empty()],
         );
     }
-    // Of a plan under which no step was made, nothing was measured.
+    // If no step ran under this plan, nothing was measured.
     let seen = |bytes: u64| (part.steps() > 0).then_some(bytes);
     let host = history.last().map_or(0, |record| record.host_bytes);
     for (name, predicted, measured, budget) in [

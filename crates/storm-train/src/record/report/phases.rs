@@ -1,4 +1,4 @@
-//! The phases of a run that predicts: a band of colours, jumps as dots, and a table of what each phase took.
+//! Phases of a run that predicts: a color band, jumps as dots, and a table of totals per phase.
 
 use super::super::{History, Predictions};
 use super::chart::{Kind, Series, Steps};
@@ -7,7 +7,7 @@ use super::unit::show_bytes;
 use crate::{ParameterGroup, Phase, UpdateSeen};
 use storm_exec::trace::page::{Cell, Table};
 
-/// A colour of the page.
+/// The color variable of a phase.
 fn colour(phase: Phase) -> &'static str {
     match phase {
         Phase::WarmUp => "inputs",
@@ -17,19 +17,19 @@ fn colour(phase: Phase) -> &'static str {
     }
 }
 
-/// Which colour of the band is which phase.
+/// The legend of the color band.
 pub(super) fn legend() -> String {
     let chip = |phase: &Phase| {
         let (colour, name) = (colour(*phase), phase.name());
         format!("<i class=\"chip\" style=\"background:var(--{colour})\"></i> {name}")
     };
-    // No step is made in the others.
+    // Other phases have no steps.
     let of_steps = [Phase::WarmUp, Phase::Full, Phase::Correct];
     let chips: Vec<String> = of_steps.iter().map(chip).collect();
     format!("<p class=\"hint\">The band over the loss: {}.</p>", chips.join(", "))
 }
 
-/// From which step to which a phase lasts, as far as that was recorded.
+/// The first and last recorded step of each phase, with its color.
 pub(super) fn band(history: &History) -> Vec<(u64, u64, &'static str)> {
     let mut band: Vec<(u64, u64, &'static str)> = Vec::new();
     for record in history.steps() {
@@ -37,7 +37,7 @@ pub(super) fn band(history: &History) -> Vec<(u64, u64, &'static str)> {
         let colour = colour(phase);
         match band.last_mut() {
             Some((_, to, last)) if *last == colour => *to = record.step,
-            // It goes on from where the one before ends, so that nothing is left blank between thinned steps.
+            // Start where the one before ends, to leave no gap between thinned steps.
             Some(&mut (_, to, _)) => band.push((to, record.step, colour)),
             None => band.push((record.step, record.step, colour)),
         }
@@ -45,7 +45,7 @@ pub(super) fn band(history: &History) -> Vec<(u64, u64, &'static str)> {
     band
 }
 
-/// Predictions of one outcome, as dots in the chart of losses.
+/// Predictions with the same outcome, drawn as dots in the loss chart.
 pub(super) struct Jumps {
     pub(super) steps: Steps,
     name: &'static str,
@@ -65,7 +65,7 @@ impl Jumps {
     }
 }
 
-/// The probe loss after predictions that moved weights, and after those that did not.
+/// The probe loss after predictions that moved the weights, and after those that did not.
 pub(super) fn jumps(history: &History) -> Vec<Jumps> {
     let of = |key, name, colour, moved: bool| {
         let all = history.predictions().all().iter();
@@ -82,7 +82,7 @@ pub(super) fn jumps(history: &History) -> Vec<Jumps> {
     both.into_iter().filter(|jumps| !jumps.losses.is_empty()).collect()
 }
 
-/// What each phase took; none of a run that does not predict.
+/// Totals of each phase; `None` if the run does not predict.
 pub(super) fn table(history: &History) -> Option<Table> {
     let predictions = history.predictions();
     if predictions.is_empty() {
@@ -124,7 +124,7 @@ pub(super) fn table(history: &History) -> Option<Table> {
     })
 }
 
-/// What updates were like, as a controller that learns saw them; none of other runs.
+/// Update statistics as a learned controller saw them; `None` in other runs.
 pub(super) fn updates(history: &History) -> Option<Table> {
     let row = |group: &ParameterGroup| {
         let (mean, last) = history.predictions().updates(*group)?;
@@ -141,7 +141,7 @@ pub(super) fn updates(history: &History) -> Option<Table> {
     })
 }
 
-/// What a controller that learns expected of jumps, beside what happened; none of other runs.
+/// A learned controller's expectations of jumps compared with their outcomes; `None` in other runs.
 pub(super) fn calibration(history: &History) -> Option<Table> {
     let calibration = history.predictions().calibration();
     let (brier, (expected, observed)) = (calibration.brier()?, calibration.changes()?);

@@ -1,4 +1,4 @@
-//! Held-out pictures with what the model takes them for.
+//! Held-out images with the model's guesses.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,50 +6,50 @@ use std::io::{self, Write};
 use storm_data::records::resize_image;
 use storm_exec::trace::page::Escaped;
 
-/// What a page says of pictures begins and ends with these.
+/// Start and end of the images' section of a page.
 const HEADING: &str = "<h2 id=\"pictures\">Pictures and what the model takes them for</h2>";
 const END: &str = "<!-- end of the pictures -->";
 
-/// The longest side of a picture on the page, in its own pixels.
+/// Longest side of an image on the page, in image pixels.
 const SIDE_MAX: usize = 64;
 
-/// A picture of the held-out part.
+/// A held-out image with the model's guess.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// Its number there.
+    /// Its index in the held-out part.
     pub number: u64,
     /// Height, width and channels.
     pub shape: [usize; 3],
-    /// 8 bits each.
+    /// 8 bits per channel.
     pub pixels: Vec<u8>,
-    /// What it shows.
+    /// Its true class.
     pub class: String,
-    /// What the model takes it for.
+    /// The predicted class.
     pub predicted: String,
-    /// How likely that is, to the model.
+    /// The model's probability of that class.
     pub probability: f32,
 }
 
-/// Pictures as they are shown.
+/// The images to show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shown {
-    /// Of the run, after which the model made its guesses.
+    /// The training step of the guesses.
     pub step: u64,
-    /// In this order.
+    /// The images, in display order.
     pub pictures: Vec<Picture>,
-    /// What it took the first of them for after earlier steps: the class and how likely it was.
+    /// Guesses for the first of them after earlier steps: class and probability.
     pub views: Vec<(u64, Vec<(String, f32)>)>,
 }
 
-/// What a page says of pictures.
+/// The images' section of a page.
 #[derive(Clone, Debug, Default)]
 pub enum Pictures {
-    /// Nothing.
+    /// No section.
     #[default]
     None,
-    /// These.
+    /// New images.
     Shown(Shown),
-    /// What a page that was written before says of them, as it is.
+    /// The section of an earlier page, copied.
     Page(String),
 }
 
@@ -70,7 +70,7 @@ impl Pictures {
     }
 }
 
-/// The part of a page about pictures.
+/// Finds the images' section of a page.
 fn section(page: &str) -> Option<&str> {
     let from = page.find(HEADING)?;
     let length = page[from..].find(END)? + END.len();
@@ -105,7 +105,7 @@ fn write_picture(picture: &Picture, out: &mut impl Write) -> io::Result<()> {
     write_guess(&image, is_right, predicted, *probability, &truth, out)
 }
 
-/// A picture with what the model takes it for; `image` and `truth` are HTML.
+/// Writes an image with the model's guess; `image` and `truth` are HTML.
 fn write_guess(
     image: &str,
     is_right: bool,
@@ -123,7 +123,7 @@ fn write_guess(
     )
 }
 
-/// The same pictures after earlier steps, a row for each. The bytes of a picture are there once, in a style.
+/// Writes the guesses after earlier steps, one row each. Each image is embedded once, as a CSS class.
 fn write_views(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
     let Shown { pictures, views, .. } = shown;
     let count = views.iter().map(|(_, guesses)| guesses.len()).max().unwrap_or(0);
@@ -164,7 +164,7 @@ fn write_views(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "</details>")
 }
 
-/// The picture as a PNG, with sides that fit the page.
+/// Encodes the image as a PNG, scaled down to fit the page.
 fn png(picture: &Picture) -> io::Result<Vec<u8>> {
     let [height, width, channels] = picture.shape;
     let longest = height.max(width).max(1);
@@ -173,7 +173,7 @@ fn png(picture: &Picture) -> io::Result<Vec<u8>> {
         sides = sides.map(|side| (side * SIDE_MAX / longest).max(1));
         pixels = resize_image(pixels, picture.shape, sides);
     }
-    // Of channels that are no colours, the first is shown.
+    // If the channels are not gray or RGB, show the first one.
     let colours = match channels {
         3 => png::ColorType::Rgb,
         _ => png::ColorType::Grayscale,

@@ -1,31 +1,31 @@
-//! Round numbers along an axis.
+//! Ticks at round numbers along an axis.
 
 use super::unit::PLAIN_MAX;
 
-/// What an axis counts.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
     /// Plain numbers.
     Numbers,
     /// Whole numbers.
     Counts,
-    /// Parts of one, shown as percent.
+    /// Fractions, shown as percent.
     Shares,
-    /// Bytes, by powers of two.
+    /// Bytes, with ticks at powers of two.
     Bytes,
 }
 
-/// A range is divided into at most so many steps.
+/// Most intervals between ticks.
 const STEPS_MAX: f64 = 5.0;
 
-/// Ticks that are closer than this have an exponent.
+/// Labels use an exponent if ticks are closer than this.
 const SMALL: f64 = 0.5e-4;
 
-/// Names of bytes, each 1024 of the one before.
+/// Names of byte units, each 1024 times the one before.
 pub(super) const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/// The values at which an axis from `low` to `high` is marked, and what stands there: multiples of 1, 2 or
-/// 5 times a power of ten, for bytes of a power of two.
+/// The ticks of an axis from `low` to `high`, with their labels: multiples of 1, 2 or 5 times a power of ten, or of a
+/// power of two for bytes.
 pub(super) fn ticks(low: f64, high: f64, scale: Scale) -> Vec<(f64, String)> {
     let range = high - low;
     if !(range.is_finite() && range > 0.0) {
@@ -36,7 +36,7 @@ pub(super) fn ticks(low: f64, high: f64, scale: Scale) -> Vec<(f64, String)> {
         Scale::Counts => decimal_step(range / STEPS_MAX).max(1.0),
         Scale::Numbers | Scale::Shares => decimal_step(range / STEPS_MAX),
     };
-    // An end that is a tick but for rounding is one.
+    // Include an end that misses a tick only by rounding error.
     let tolerance = 1e-9;
     let first = (low / step - tolerance).ceil();
     let count = (high / step + tolerance).floor() - first;
@@ -46,14 +46,14 @@ pub(super) fn ticks(low: f64, high: f64, scale: Scale) -> Vec<(f64, String)> {
         .collect()
 }
 
-/// The smallest of 1, 2 and 5 times a power of ten that is not below `least`.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least `least`.
 fn decimal_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * power >= least * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * power
 }
 
-/// With as many decimals as tell ticks apart; all of an axis in one unit.
+/// A label with enough decimals to tell ticks apart. All labels of an axis use one unit.
 fn label(value: f64, step: f64, largest: f64, scale: Scale) -> String {
     match scale {
         Scale::Numbers if step < SMALL || largest >= PLAIN_MAX => {
@@ -69,14 +69,14 @@ fn label(value: f64, step: f64, largest: f64, scale: Scale) -> String {
             let size = 1024f64.powi(unit as i32);
             match value {
                 0.0 => "0".to_owned(),
-                // A power of two as a decimal fraction ends by itself.
+                // A power of two has a finite decimal fraction, so the default format is exact.
                 value => format!("{} {}", value / size, BYTE_UNITS[unit]),
             }
         }
     }
 }
 
-/// `20k`, `1.5M`: whole numbers that are short even where they are large.
+/// Formats a count compactly: `20k`, `1.5M`.
 fn count(value: f64, step: f64, largest: f64) -> String {
     let units = [(1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match units.into_iter().find(|(size, _)| largest >= 10.0 * size && step >= 0.1 * size) {
@@ -87,19 +87,19 @@ fn count(value: f64, step: f64, largest: f64) -> String {
     }
 }
 
-/// `1.5e-7`, all with the exponent of the largest.
+/// Formats like `1.5e-7`; all labels share the exponent of the largest.
 fn with_exponent(value: f64, largest: f64, step: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
-    // The tolerance: 1e-7 is a little more or less than that.
+    // The tolerance is for rounding: 1e-7 is not exact.
     let exponent = (largest.log10() + 1e-9).floor();
     let size = 10f64.powf(exponent);
     format!("{}e{exponent}", plain(value / size, (step / size).min(1.0)))
 }
 
 fn plain(value: f64, step: f64) -> String {
-    // The tolerance: a step of 0.1 is a little more or less than that.
+    // The tolerance is for rounding: 0.1 is not exact.
     let decimals = (-(step.log10() + 1e-9).floor()).max(0.0) as usize;
     let digits = format!("{:.decimals$}", value.abs());
     let whole = digits.split('.').next().unwrap_or_default();

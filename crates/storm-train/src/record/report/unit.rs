@@ -1,6 +1,6 @@
 use super::ticks::{BYTE_UNITS, Scale};
 
-/// What the values of a chart are, and so how they are written. The script knows the same ones by name.
+/// The quantity of a chart, which decides how values are formatted. The script uses the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Loss,
@@ -11,11 +11,11 @@ pub(super) enum Unit {
     Share,
 }
 
-/// Numbers from here on are written with an exponent.
+/// Larger numbers are formatted with an exponent.
 pub(super) const PLAIN_MAX: f64 = 1e7;
 
 impl Unit {
-    /// For the script.
+    /// The name in the script.
     pub(super) fn key(self) -> &'static str {
         match self {
             Unit::Loss => "loss",
@@ -27,7 +27,7 @@ impl Unit {
         }
     }
 
-    /// Of the axis.
+    /// The scale of the axis.
     pub(super) fn scale(self) -> Scale {
         match self {
             Unit::Bytes => Scale::Bytes,
