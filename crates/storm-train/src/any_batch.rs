@@ -1,6 +1,6 @@
 use crate::{Batch, Entries, MicroBatch, NamedInputs, TrainError, TrainOptions};
 
-/// A micro-batch that a run fills again and again, in the form that its data has.
+/// A reusable micro-batch buffer, for any form of data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnyBatch {
     /// Sequences of tokens.
@@ -10,14 +10,14 @@ pub enum AnyBatch {
 }
 
 impl Default for AnyBatch {
-    /// One that its source has yet to fill.
+    /// An empty batch, to be filled by a source.
     fn default() -> AnyBatch {
         AnyBatch::Columns(NamedInputs::default())
     }
 }
 
 impl AnyBatch {
-    /// As tokens, for a source that fills those.
+    /// The buffer as tokens; another form is replaced.
     pub fn as_tokens(&mut self) -> &mut Batch {
         if !matches!(self, AnyBatch::Tokens(_)) {
             *self = AnyBatch::Tokens(Batch::new(Vec::new(), Vec::new(), 1));
@@ -28,7 +28,7 @@ impl AnyBatch {
         }
     }
 
-    /// As named columns, for a source that fills those.
+    /// The buffer as named columns; another form is replaced.
     pub fn as_columns(&mut self) -> &mut NamedInputs {
         if !matches!(self, AnyBatch::Columns(_)) {
             *self = AnyBatch::default();

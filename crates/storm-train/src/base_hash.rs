@@ -1,13 +1,13 @@
-//! The hash of a base model, by which a run of adapters knows it again.
+//! The hash that identifies the base model of a LoRA run.
 
 use crate::TrainError;
 use storm_model::{HfDirectory, ModelError, ParameterLayout};
 
-/// Read at a time.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// BLAKE3 of every weight of a model, with its name, type and shape. How the weights are spread over files does not
-/// matter.
+/// BLAKE3 of every weight of a model, with its name, type and shape. Does not depend on how the weights are split into
+/// files.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -22,7 +22,7 @@ pub fn base_hash(directory: &HfDirectory) -> Result<String, TrainError> {
         };
         let head = format!("{}\n{} {:?}\n", piece.hf_name, entry.dtype.name(), entry.shape);
         hasher.update(head.as_bytes());
-        // Scales and the like of a quantized weight.
+        // Scales and similar tensors of a quantized weight.
         for (name, part) in directory.parts(&piece.hf_name) {
             hasher.update(format!("{name}\n{} {:?}\n", part.dtype.name(), part.shape).as_bytes());
             let bytes = part.range.end - part.range.start;

@@ -9,22 +9,22 @@ use storm_model::Packing;
 pub struct Batch {
     /// (B, T) token ids.
     pub tokens: Vec<i32>,
-    /// (B, T) what follows each token; [`IGNORE_INDEX`] where there is nothing to learn.
+    /// (B, T) the token that follows each one; [`IGNORE_INDEX`] where nothing is to be learned.
     pub targets: Vec<i32>,
     /// (B, T) position of each token in its sample.
     pub positions: Vec<i32>,
-    /// (B, T) which sample each token belongs to; none if each row is one sample.
+    /// (B, T) the sample each token belongs to; `None` if each row is one sample.
     pub segments: Option<Vec<i32>>,
 }
 
 impl Batch {
-    /// Rows of one sample each.
+    /// A batch with one sample per row.
     pub fn new(tokens: Vec<i32>, targets: Vec<i32>, sequence: usize) -> Batch {
         let positions = (0..tokens.len()).map(|i| (i % sequence.max(1)) as i32).collect();
         Batch { tokens, targets, positions, segments: None }
     }
 
-    /// Rows of several samples each: positions start again with every segment.
+    /// A batch with several samples per row. Positions restart with every segment.
     pub fn packed(
         tokens: Vec<i32>,
         targets: Vec<i32>,
@@ -37,7 +37,7 @@ impl Batch {
         batch
     }
 
-    /// Swaps the contents with those of `samples`, so that the buffers of both are used again.
+    /// Swaps contents with `samples`, so that the buffers of both are reused.
     pub(crate) fn swap(&mut self, samples: &mut Samples, sequence: usize) {
         std::mem::swap(&mut self.tokens, &mut samples.tokens);
         std::mem::swap(&mut self.targets, &mut samples.targets);
@@ -64,12 +64,12 @@ impl Batch {
         }
     }
 
-    /// Targets that count.
+    /// Number of targets that count.
     pub fn valid_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
     }
 
-    /// Checks that all columns have one length and that samples are told apart as the model expects it.
+    /// Checks that all columns have the same length and that samples are separated as the model expects.
     pub(crate) fn check_form(
         &self,
         batch: usize,
@@ -100,8 +100,8 @@ impl Batch {
         self.check_segments(sequence)
     }
 
-    /// A segment is one run of tokens: positions start again with every run, so two runs of the same
-    /// number would be one sample to attention and two to the positions.
+    /// Checks that every segment is contiguous. Positions restart with every run of tokens, so two runs with the same
+    /// number would be one sample to attention but two to positions.
     fn check_segments(&self, sequence: usize) -> Result<(), TrainError> {
         for row in self.segments.iter().flat_map(|segments| segments.chunks(sequence.max(1))) {
             for at in 1..row.len() {

@@ -1,11 +1,11 @@
-//! The choice of a token. It must not take long: a GPU makes a token of a large model in a few milliseconds, and
-//! vocabularies have more than a hundred thousand of them.
+//! Samples a token from logits. This must be fast: a GPU takes a few milliseconds per token of a large model, and
+//! vocabularies have more than a hundred thousand tokens.
 
 use crate::Sampling;
 use std::cmp::Ordering;
 
-/// The token whose share of the probabilities holds `at`, from 0 to 1. Shares follow each other as the tokens do, or from
-/// the likeliest on where `top_k` or `top_p` puts tokens in order.
+/// The token at `at`, from 0 to 1, of the cumulative distribution. Tokens are in vocabulary order, or in order of
+/// decreasing probability where `top_k` or `top_p` sorts them.
 pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     let best = likeliest(logits);
     if sampling.temperature <= 0.0 {
@@ -13,7 +13,7 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     }
     let largest = logits[best];
     let weight = |token: usize| (f64::from(logits[token] - largest) / sampling.temperature).exp();
-    // Likeliest first; of equals the first.
+    // Most likely first; ties by index.
     let likelier = |a: &(usize, f64), b: &(usize, f64)| {
         logits[b.0].total_cmp(&logits[a.0]).then(a.0.cmp(&b.0))
     };
@@ -23,7 +23,7 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
         return choose_among_all(logits, largest, sampling.temperature, at).unwrap_or(best);
     }
     let sum_of = |tokens: &[(usize, f64)]| tokens.iter().map(|(_, weight)| weight).sum::<f64>();
-    // Those in question, with their weights, in layers from the likeliest on.
+    // The candidates with their weights, in layers of decreasing probability.
     let mut kept: Vec<(usize, f64)> = Vec::new();
     let mut sum = 0.0;
     let wanted = match sampling.top_p {
@@ -44,7 +44,7 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     }
     if let Some(share) = sampling.top_p {
         let wanted = if has_limit { share * sum_of(&kept) } else { wanted };
-        // The one that reaches the share belongs to them.
+        // The token that reaches the limit is included.
         let last = reaching(&mut kept, likelier, |sum| sum >= wanted);
         kept.truncate(last.map_or(kept.len(), |last| last + 1));
     }
@@ -52,9 +52,9 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     reaching(&mut kept, likelier, |sum| sum > place).map_or(best, |token| kept[token].0)
 }
 
-/// The first of the largest.
+/// The index of the largest logit; of equals, the first.
 fn likeliest(logits: &[f32]) -> usize {
-    // Many maxima side by side, which compilers turn into vector instructions.
+    // Independent maxima, which compilers vectorize.
     const LANES: usize = 32;
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -66,19 +66,19 @@ fn likeliest(logits: &[f32]) -> usize {
         }
     }
     let largest = lanes.iter().fold(rest, |a, &b| larger(a, b));
-    // A look at a chunk at once is quicker than one at each.
+    // Checking a whole chunk at once is faster than checking each element.
     let has_it = |some: &[f32]| some.iter().fold(false, |any, &logit| any | (logit == largest));
     let Some(chunk) = logits.chunks(CHUNK).position(has_it) else { return 0 };
     let first = chunk * CHUNK;
     first + logits[first..].iter().position(|&logit| logit == largest).unwrap_or(0)
 }
 
-/// Lanes of a sum, and logits of a part: few enough that sums in f32 stay exact to their last digits.
+/// Lanes of a sum, and logits per part: few enough that sums in f32 are accurate to their last digits.
 const LANES: usize = 8;
 const PART: usize = 64 * LANES;
 
-/// The token whose share holds `at`, in the order of tokens; none if there are no numbers to go by. Nothing is sorted, so
-/// it takes as long for a flat distribution as for a steep one.
+/// The token at `at` of the cumulative distribution, in vocabulary order; `None` without finite weights. Sorts nothing,
+/// so a flat distribution takes no longer than a steep one.
 fn choose_among_all(logits: &[f32], largest: f32, temperature: f64, at: f64) -> Option<usize> {
     let factor = factor_of(temperature);
     let sums: Vec<f64> =
@@ -92,7 +92,7 @@ fn choose_among_all(logits: &[f32], largest: f32, temperature: f64, at: f64) -> 
         }
         for (place, &logit) in logits.iter().enumerate() {
             let exponent = (logit - largest) * factor;
-            // Tokens without a share are never chosen.
+            // Tokens whose weight vanishes are never chosen.
             if exponent >= LOWEST_POWER {
                 chosen = Some(part * PART + place);
                 left -= f64::from(power_of_two(exponent));
@@ -101,7 +101,7 @@ fn choose_among_all(logits: &[f32], largest: f32, temperature: f64, at: f64) -> 
                 }
             }
         }
-        // Sums of f32 are a little off: the last token of the part may remain.
+        // Sums in f32 are slightly off, so the part's last token may be left over.
         left = 0.0;
     }
     chosen
@@ -113,13 +113,13 @@ fn sum_of_weights(logits: &[f32], largest: f32, temperature: f64) -> f64 {
     logits.chunks(PART).map(|part| sum_of_part(part, largest, factor)).sum()
 }
 
-/// By which logits are multiplied to become exponents of two.
+/// The factor that turns logits into exponents of two.
 fn factor_of(temperature: f64) -> f32 {
     (std::f64::consts::LOG2_E / temperature) as f32
 }
 
 fn sum_of_part(part: &[f32], largest: f32, factor: f32) -> f64 {
-    // In two loops, each of which compilers turn into vector instructions.
+    // Two loops, each of which compilers vectorize.
     let mut weights = [0.0f32; PART];
     for (weight, &logit) in weights.iter_mut().zip(part) {
         *weight = power_of_two((logit - largest) * factor);
@@ -135,7 +135,7 @@ fn sum_of_part(part: &[f32], largest: f32, factor: f32) -> f64 {
 
 const LN_2: f64 = std::f64::consts::LN_2;
 
-/// Taylor's series of 2^x, for |x| ≤ 1/2: the first factor, of x⁶, and the others.
+/// Taylor series of 2^x for |x| ≤ 1/2: the coefficient of x⁶, and the others.
 const HIGHEST: f32 = (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32;
 const SERIES: [f32; 6] = [
     (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
@@ -146,13 +146,13 @@ const SERIES: [f32; 6] = [
     1.0,
 ];
 
-/// The lowest exponent of a number with all its digits.
+/// The lowest exponent of a normal f32.
 const LOWEST_POWER: f32 = -126.0;
 
-/// 2 to the power of `x`, which is not positive, without a branch. Below 2⁻¹²⁶ it is about that.
+/// 2 to the power of `x`, for `x` ≤ 0, without a branch. Returns about 2⁻¹²⁶ for anything below.
 #[inline]
 fn power_of_two(x: f32) -> f32 {
-    /// Adding it leaves the nearest integer in the lowest bits.
+    /// Adding this leaves the nearest integer in the lowest bits.
     const ROUNDER: f32 = 12_582_912.0;
     let x = if x < LOWEST_POWER { LOWEST_POWER } else { x };
     let rounded = x + ROUNDER;
@@ -162,17 +162,17 @@ fn power_of_two(x: f32) -> f32 {
     series * f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
 }
 
-/// A layer of tokens has weights down to this share of the layer before.
+/// A layer of tokens has weights down to this fraction of the layer before.
 const LAYER: f64 = 1.0 / 256.0;
 
-/// The last layer begins where weights vanish.
+/// The last layer starts where weights vanish.
 const LAYERS: i32 = 6;
 
-/// Logits of a part, which is summed at once.
+/// Logits that are checked at once.
 const CHUNK: usize = 64;
 
-/// Tokens in layers, the likeliest first; within a layer they are in no order. A layer is looked for when it is asked for:
-/// the first is enough as a rule.
+/// Tokens in layers of decreasing probability, unsorted within a layer. Layers are computed on demand: usually the
+/// first is enough.
 fn layers(logits: &[f32], largest: f32, temperature: f64) -> impl Iterator<Item = Vec<usize>> {
     let lower_end = move |layer: i32| match layer {
         0 => f32::INFINITY,
@@ -183,7 +183,7 @@ fn layers(logits: &[f32], largest: f32, temperature: f64) -> impl Iterator<Item 
         let (above, below) = (lower_end(layer - 1), lower_end(layer));
         let mut tokens: Vec<usize> = Vec::new();
         for (chunk, some) in logits.chunks(CHUNK).enumerate() {
-            // Most chunks have none: one comparison of the whole chunk is quicker than one for each.
+            // Most chunks have none: checking a whole chunk is faster than checking each element.
             if some.iter().fold(false, |any, &logit| any | (logit >= below)) {
                 let first = chunk * CHUNK;
                 let is_new = |logit: f32| logit >= below && (logit < above || layer == 1);
@@ -195,12 +195,12 @@ fn layers(logits: &[f32], largest: f32, temperature: f64) -> impl Iterator<Item 
     })
 }
 
-/// So few tokens are put in order.
+/// Up to this many tokens are sorted directly.
 const SORTED: usize = 64;
 
-/// The place of the token, in order, at which the weights up to it are `enough`; none if all of them are not. Tokens
-/// before that place are likelier. Like a quick selection, it halves the part in question again and again, so it takes
-/// a time in proportion to the tokens, however flat their weights are.
+/// The index of the token, in sorted order, at which the cumulative weight is `enough`; `None` if the total is not.
+/// Afterwards, more likely tokens are before that index. Like quickselect, it repeatedly halves the range in question,
+/// so its time is linear in the number of tokens, however flat the distribution.
 fn reaching(
     tokens: &mut [(usize, f64)],
     likelier: impl Fn(&(usize, f64), &(usize, f64)) -> Ordering,
@@ -224,7 +224,7 @@ fn reaching(
     });
     match place {
         Some(place) => Some(start + place),
-        // The upper half was enough; a sum in another order is a little less.
+        // The upper half was enough, but summing in another order gave slightly less.
         None => (end < tokens.len()).then(|| end - 1),
     }
 }

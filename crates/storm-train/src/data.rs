@@ -1,4 +1,4 @@
-//! Batches from a dataset.
+//! Micro-batches from a token dataset.
 
 use crate::{AnyBatch, BatchSource, RunError};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ pub struct LoaderSource {
 }
 
 impl LoaderSource {
-    /// A source at the beginning of the data.
+    /// A source at the start of the data.
     ///
     /// # Errors
-    /// The part is empty, or sizes make no sense.
+    /// The part is empty, or sizes are invalid.
     pub fn new(dataset: Arc<Dataset>, options: LoaderOptions) -> Result<LoaderSource, RunError> {
         let loader = Loader::new(dataset, options)?;
         Ok(LoaderSource { loader, samples: Samples::default(), sequence: options.sequence })
     }
 
-    /// What it loads with.
+    /// The underlying loader.
     pub fn loader(&self) -> &Loader {
         &self.loader
     }

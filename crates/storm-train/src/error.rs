@@ -23,7 +23,7 @@ pub enum TrainError {
     /// From a checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A parameter that was read has a value that is no number.
+    /// A loaded parameter has a non-finite value.
     #[error(
         "the parameter `{parameter}` has {value} at element {element}: these weights are damaged, or their \
          training diverged; use an earlier checkpoint"
@@ -33,21 +33,21 @@ pub enum TrainError {
         parameter: String,
         /// NaN or infinite.
         value: f32,
-        /// Where it is.
+        /// Its index.
         element: usize,
     },
-    /// A model of finite parameters makes something that is no number.
+    /// A model with finite parameters computed a non-finite result.
     #[error(
         "the {what} of the model is {value}, although all of its parameters are finite: an activation \
          overflowed; f32 reaches further than bf16"
     )]
     NonFiniteResult {
-        /// What it makes.
+        /// The result.
         what: &'static str,
         /// NaN or infinite.
         value: f32,
     },
-    /// What is left of a step whose gradients were not finite and were applied nevertheless.
+    /// The update of a step with non-finite gradients was already partly applied.
     #[error(
         "the gradient norm was {norm}, and parts of the update are applied: updates in the backward pass cannot be cancelled; go on from \
          the last checkpoint"
@@ -56,19 +56,19 @@ pub enum TrainError {
         /// NaN or infinite.
         norm: f32,
     },
-    /// Between ranks.
+    /// From communication between ranks.
     #[error(transparent)]
     Ranks(#[from] RankError),
-    /// A batch that does not fit the program.
+    /// A batch does not fit the program.
     #[error("batch: {problem}")]
     Batch {
         /// What is wrong, and what was expected.
         problem: String,
     },
-    /// An option that makes no sense.
+    /// An option is invalid.
     #[error("{option}: {problem}")]
     Option {
-        /// Which.
+        /// Its name.
         option: &'static str,
         /// What is wrong, and what was expected.
         problem: String,

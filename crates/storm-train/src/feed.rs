@@ -1,4 +1,4 @@
-//! What a plan's inputs are filled with, and where its results go.
+//! Fills a plan's inputs and receives its results.
 
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::MicroBatch;
@@ -11,10 +11,10 @@ use storm_graph::{StepScalars, Tensor};
 use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
 use storm_plan::CheckedPlan;
 
-/// The result that is learned.
+/// The result to minimize.
 const LOSS: &str = "loss";
 
-/// How many targets have the highest score, in a program that classifies.
+/// The number of targets predicted correctly, for a classifier.
 pub(crate) const CORRECT: &str = "correct";
 
 /// Where the data of an input comes from.
@@ -31,9 +31,9 @@ enum Source {
 /// The micro-batches of a step or an evaluation.
 #[derive(Clone, Copy)]
 pub(crate) enum Batches<'a, B> {
-    /// The feed has their data.
+    /// The feed provides their data.
     Given(&'a [B]),
-    /// The plan fetches it; how many there are.
+    /// The plan fetches their data; this is their number.
     Fetched(usize),
 }
 
@@ -46,67 +46,67 @@ impl<B> Batches<'_, B> {
     }
 }
 
-/// Which numbers the micro-batches of a rank have in the step of all ranks.
+/// Maps a rank's micro-batches to their numbers in the step of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbering {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
-    /// How many micro-batches a lane has.
+    /// Micro-batches per lane.
     pub(crate) in_lane: usize,
 }
 
 impl Numbering {
-    /// The number of a micro-batch of this rank.
+    /// The global number of a micro-batch of this rank.
     pub(crate) fn of(self, micro_batch: usize) -> usize {
         let lane = micro_batch / self.in_lane * self.ranks + self.rank;
         lane * self.in_lane + micro_batch % self.in_lane
     }
 }
 
-/// One rank has all of them.
+/// One rank has all micro-batches.
 impl Default for Numbering {
     fn default() -> Numbering {
         Numbering { rank: 0, ranks: 1, in_lane: 1 }
     }
 }
 
-/// Seeds of what runs.
+/// The seeds of a step.
 #[derive(Clone, Copy)]
 pub(crate) struct StepSeeds {
-    /// Of the update that is applied.
+    /// Seed of the update that is applied.
     pub(crate) update: Seed,
-    /// Of the update that the forward pass is for; none if it is for none: an evaluation, in which nothing is dropped.
+    /// Seed of the update that the forward pass belongs to; `None` for an evaluation, which has no dropout.
     pub(crate) forward: Option<Seed>,
 }
 
-/// What is dropped from a micro-batch, as the device reads it.
+/// The dropout input of a micro-batch.
 pub(crate) fn dropout_words(seed: Option<Seed>, micro_batch: usize) -> [i32; DROPOUT_WORDS] {
     let drops = seed.is_some();
     let seed = seed.unwrap_or(Seed { seed: 0, step: 0 });
     DropoutWords { seed, micro_batch: micro_batch as u32, drops }.to_words()
 }
 
-/// What runs, as the device reads it.
+/// The input that tells training from evaluation.
 pub(crate) fn phase_words(seed: Option<Seed>) -> [i32; PHASE_WORDS] {
     PhaseWords { training: seed.is_some(), seed: seed.map_or(0, |seed| seed.seed) }.to_words()
 }
 
-/// What fills each input of a plan, and its results other than loss and norm.
+/// The sources of a plan's inputs, and its results other than loss and norm.
 pub(crate) struct Exchange {
     sources: Vec<Source>,
-    /// Room for a sorted order.
+    /// Scratch space for a sorted order.
     staging: Vec<i32>,
-    /// As they came last.
+    /// The latest values of other results.
     others: Vec<(String, Vec<u8>)>,
-    /// Whether the plan says how many targets were found.
+    /// Whether the plan counts correct predictions.
     classifies: bool,
 }
 
 impl Exchange {
-    /// For micro-batches that fit `rules`.
+    /// For micro-batches that follow `rules`.
     ///
     /// # Errors
-    /// The plan has an input that the program of the rules has not, or one of another form.
+    /// The plan has an input that is not in the rules' program, or has another form there.
     pub(crate) fn new(plan: &CheckedPlan, rules: &InputRules) -> Result<Exchange, TrainError> {
         let mut sources = Vec::new();
         for input in &plan.inputs {
@@ -136,7 +136,7 @@ impl Exchange {
         Ok(Exchange { sources, staging: vec![0; rules.count_max()], others, classifies })
     }
 
-    /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
+    /// The feed of a step or an evaluation over these batches, whose loss is divided by `denominator`.
     pub(crate) fn feed<'a, B: MicroBatch>(
         &'a mut self,
         batches: Batches<'a, B>,
@@ -162,19 +162,19 @@ impl Exchange {
         }
     }
 
-    /// The bytes of a result other than loss and norm, of the last micro-batch that ran.
+    /// The bytes of a result other than loss and norm, from the last micro-batch.
     pub(crate) fn result(&self, name: &str) -> Option<&[u8]> {
         let result = self.others.iter().find(|(known, _)| known == name);
         result.map(|(_, bytes)| bytes.as_slice())
     }
 }
 
-/// A plan that does not belong to the model.
+/// The error for a plan of another model.
 pub(crate) fn foreign(problem: String) -> TrainError {
     TrainError::Option { option: "plan", problem: format!("was made for another model: {problem}") }
 }
 
-/// The data of one step, and what came of it.
+/// The data of one step, and its results.
 pub(crate) struct StepFeed<'a, B> {
     batches: Batches<'a, B>,
     exchange: &'a mut Exchange,
@@ -185,9 +185,9 @@ pub(crate) struct StepFeed<'a, B> {
     dropout: [i32; DROPOUT_WORDS],
     phase: [i32; PHASE_WORDS],
     loss: f32,
-    /// Of each micro-batch, if somebody wants to know.
+    /// Receives the loss of each micro-batch, if set.
     pub(crate) losses: Option<&'a mut [f32]>,
-    /// How many targets each micro-batch found, likewise.
+    /// Receives the number of correct predictions of each micro-batch, if set.
     pub(crate) found: Option<&'a mut [f32]>,
     pub(crate) numbering: Numbering,
     correct: f32,
@@ -195,7 +195,7 @@ pub(crate) struct StepFeed<'a, B> {
 }
 
 impl<B> StepFeed<'_, B> {
-    /// What the micro-batches came to together.
+    /// The combined result of all micro-batches.
     pub(crate) fn found(&self) -> Found {
         let accuracy = self.exchange.classifies.then_some(self.correct / self.denominator[0]);
         Found { loss: self.loss, accuracy }
@@ -217,8 +217,8 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
                 let Batches::Given(batches) = self.batches else {
                     return Err(foreign("it does not fetch what micro-batches hold".to_owned()));
                 };
-                // The last group of an evaluation may be larger than what is left: it is filled up with
-                // the last batch, whose results do not count again.
+                // The last group of an evaluation may be larger than the rest of the batches. Repeat the last batch;
+                // its results are not counted again.
                 let batch = &batches[micro_batch.unwrap_or(0).min(batches.len() - 1)];
                 reading.entries(batch, staging).bytes()
             }
@@ -240,7 +240,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
         }
         let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         match tensor.name.as_str() {
-            // In the order of the micro-batches, as the sum over them is.
+            // Results arrive in the order of micro-batches, which is also the order of the sum.
             LOSS => {
                 self.loss += value();
                 if let (Some(losses), Some(micro_batch)) = (&mut self.losses, micro_batch) {

@@ -1,4 +1,4 @@
-//! A model on a device without gradients.
+//! Runs a model's forward pass on a device.
 
 use crate::feed::phase_words;
 use crate::input_rules::{InputRules, Reading};
@@ -9,7 +9,7 @@ use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots, resident_bytes};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
 use storm_model::{AnyModel, BuildOptions, PHASE_INPUT, Trainable};
 
-/// The forward pass of a model, everything in device memory.
+/// The forward pass of a model, with everything in device memory.
 pub(crate) struct Forward<D: Device> {
     resident: Resident<D>,
     schedule: ScheduleId,
@@ -18,7 +18,7 @@ pub(crate) struct Forward<D: Device> {
     pub(crate) options: BuildOptions,
 }
 
-/// What is laid out before there is memory.
+/// The layout, computed before memory is allocated.
 struct Prepared {
     slots: Slots,
     schedule: Schedule,
@@ -44,14 +44,14 @@ impl Prepared {
     }
 }
 
-/// Bytes that the forward pass of a model takes, with its weights.
+/// Memory of a model's forward pass, including its weights.
 pub(crate) fn forward_bytes(model: &AnyModel, options: BuildOptions) -> Result<usize, TrainError> {
     let Prepared { slots, schedule, .. } = Prepared::new(model, options)?;
     Ok(resident_bytes(&slots, &[schedule]))
 }
 
 impl<D: Device> Forward<D> {
-    /// Without weights.
+    /// Creates the pass with uninitialized weights.
     pub(crate) fn new(
         model: &AnyModel,
         options: BuildOptions,
@@ -68,7 +68,7 @@ impl<D: Device> Forward<D> {
         Ok(Forward { resident, schedule, inputs, rules, options })
     }
 
-    /// Where its weights are.
+    /// The storage of the weights.
     pub(crate) fn weights(&mut self) -> &mut Resident<D> {
         &mut self.resident
     }
@@ -76,7 +76,7 @@ impl<D: Device> Forward<D> {
     /// Runs a batch.
     ///
     /// # Errors
-    /// It does not fit, or from the device.
+    /// The batch does not fit, or from the device.
     pub(crate) fn run(&mut self, batch: &impl MicroBatch) -> Result<(), TrainError> {
         let BuildOptions { batch: rows, sequence, packing, .. } = self.options;
         batch.check(&TrainOptions {
@@ -85,7 +85,7 @@ impl<D: Device> Forward<D> {
         })?;
         self.rules.check_entries(batch)?;
         for (reading, slot) in &self.inputs {
-            // A program without gradients asks for no sorted order.
+            // A program without gradients needs no sorted order.
             match reading.entries(batch, &mut []) {
                 Entries::F32(values) => self.resident.write(*slot, values)?,
                 Entries::Bf16(values) => self.resident.write(*slot, values)?,

@@ -1,4 +1,4 @@
-//! Text by a model, token by token.
+//! Generates text token by token.
 
 use crate::choose::choose;
 use crate::{Decoder, TrainError};
@@ -7,13 +7,13 @@ use storm_graph::random::Random;
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Below 1 the likely become likelier; 0 always takes the likeliest.
+    /// Below 1, likely tokens become likelier; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Only so many of the likeliest are in question.
+    /// Sample only from this many of the most likely tokens.
     pub top_k: Option<usize>,
-    /// Only the likeliest that have this share together are in question.
+    /// Sample only from the most likely tokens whose probabilities add up to this.
     pub top_p: Option<f64>,
-    /// The same seed writes the same text.
+    /// The same seed gives the same text.
     pub seed: u64,
 }
 
@@ -23,22 +23,22 @@ impl Default for Sampling {
     }
 }
 
-/// A model that goes on with what it was given. It looks back on the text as far as the model's window
-/// reaches; when that is full it forgets all but the last half of it, so that most tokens cost one step.
+/// Continues a prompt. The context is limited to the model's window. When that is full, everything but its last half is
+/// dropped, so that most tokens cost only one decoding step.
 pub struct Generator<'a> {
     model: &'a mut Decoder,
     tokens: Vec<u32>,
-    /// The first token that the model still looks back on.
+    /// The first token still in the context.
     first: usize,
     sampling: Sampling,
     random: Random,
 }
 
 impl<'a> Generator<'a> {
-    /// Goes on with `prompt`.
+    /// Starts with `prompt`.
     ///
     /// # Errors
-    /// An empty prompt, or numbers that make no sense.
+    /// The prompt is empty, or a sampling parameter is invalid.
     pub fn new(
         model: &'a mut Decoder,
         prompt: Vec<u32>,
@@ -62,10 +62,10 @@ impl<'a> Generator<'a> {
         Ok(Generator { model, tokens: prompt, first: 0, random: Random(sampling.seed), sampling })
     }
 
-    /// Chooses the next token.
+    /// Samples the next token.
     ///
     /// # Errors
-    /// A token that the model does not know.
+    /// A token is outside the model's vocabulary.
     pub fn next_token(&mut self) -> Result<u32, TrainError> {
         let window = self.model.window();
         if self.tokens.len() - self.first > window {

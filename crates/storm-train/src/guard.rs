@@ -1,42 +1,41 @@
-//! Watches device memory while a run goes: against the plan, against the budget, and against what others
-//! leave free on the card.
+//! Monitors device memory during a run: against the plan, the budget, and what other processes leave free on the GPU.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How far above the plan memory may be before it is reported: drivers round.
+/// Tolerated excess over the plan: drivers round sizes up.
 const ABOVE_PLAN: f64 = 0.02;
 
-/// Less free memory than this share of the budget is little.
+/// Free memory below this fraction of the budget is too little.
 const LITTLE_FREE: f64 = 0.05;
 
-/// What the driver says.
+/// A memory reading from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Held by this process.
     pub in_use_bytes: u64,
-    /// Free; none if the device shares its memory with no other process.
+    /// Free on the device; `None` if no other process shares its memory.
     pub free_bytes: Option<u64>,
 }
 
-/// Something is not as planned.
+/// Device memory is not as planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// More is in use than the plan said, but not more than the budget.
+    /// More is in use than planned, but within the budget.
     AbovePlan {
         /// In use.
         in_use_bytes: u64,
-        /// As planned.
+        /// Planned.
         planned_bytes: u64,
     },
-    /// More is in use than allowed.
+    /// More is in use than the budget allows.
     OverBudget {
         /// In use.
         in_use_bytes: u64,
         /// Allowed.
         budget_bytes: u64,
     },
-    /// Others have taken most of what was free: a driver that must find memory may end any process.
+    /// Other processes have taken most of the free memory. A driver that runs out may kill any process.
     LittleFree {
         /// Left.
         free_bytes: u64,
@@ -49,8 +48,8 @@ impl Alarm {
         !matches!(self, Alarm::AbovePlan { .. })
     }
 
-    /// With how much device memory to plan again, where the plan so far takes `planned_bytes`: so much less
-    /// that the alarm would be over, were everything else to stay.
+    /// The device memory to replan with, given that the plan uses `planned_bytes`: reduced so much that the alarm would
+    /// end if everything else stayed the same.
     pub fn smaller_budget(&self, planned_bytes: u64, budget_bytes: u64) -> u64 {
         let slack = (LITTLE_FREE * budget_bytes as f64) as u64;
         let too_much = match *self {
@@ -93,21 +92,20 @@ impl fmt::Display for Alarm {
     }
 }
 
-/// Compares readings with what was planned and tells of each change for the worse once.
+/// Compares readings with the plan, and reports each change for the worse once.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard {
     planned_bytes: u64,
     budget_bytes: u64,
     interval: Duration,
     read_at: Option<Instant>,
-    /// At the first reading: what a run itself leaves free may be little from the start.
+    /// Free memory at the first reading: the run itself may leave little free from the start.
     free_bytes_first: Option<u64>,
     told: u8,
 }
 
 impl Guard {
-    /// A guard over a plan that takes `planned_bytes` of `budget_bytes`, which looks once in an
-    /// interval.
+    /// A guard for a plan that uses `planned_bytes` of `budget_bytes`, with a reading once per interval.
     pub fn new(planned_bytes: u64, budget_bytes: u64, interval: Duration) -> Guard {
         Guard {
             planned_bytes,
@@ -119,12 +117,12 @@ impl Guard {
         }
     }
 
-    /// Whether it is time for a reading.
+    /// Whether a reading is due.
     pub fn is_due(&self) -> bool {
         self.read_at.is_none_or(|read_at| read_at.elapsed() >= self.interval)
     }
 
-    /// What is wrong, if it is worse than what was told before; once all is well, it may be told again.
+    /// Returns an alarm if it is worse than the last one reported. Once all is well, it can be reported again.
     pub fn read(&mut self, reading: MemoryReading) -> Option<Alarm> {
         self.read_at = Some(Instant::now());
         self.free_bytes_first = self.free_bytes_first.or(reading.free_bytes);

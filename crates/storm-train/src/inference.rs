@@ -6,7 +6,7 @@ use storm_device::cpu::CpuDevice;
 use storm_graph::DType;
 use storm_model::{AnyModel, BuildOptions, ModelOutput, ParameterSource};
 
-/// A model that only looks forward: logits of whole sequences, or of pictures.
+/// A model for inference only: logits of whole sequences, or of images.
 pub struct Inference {
     forward: Forward<CpuDevice>,
     vocabulary: usize,
@@ -14,10 +14,10 @@ pub struct Inference {
 }
 
 impl Inference {
-    /// Loads a model for batches of this size; `options.output` is taken as logits.
+    /// Loads a model for batches of this size; `options.output` is ignored and set to logits.
     ///
     /// # Errors
-    /// The sizes do not fit the model, the files do not hold it, or the memory cannot be had.
+    /// The sizes do not fit the model, the files do not contain it, or there is not enough memory.
     pub fn load(
         model: impl Into<AnyModel>,
         options: &BuildOptions,
@@ -29,7 +29,7 @@ impl Inference {
         Ok(inference)
     }
 
-    /// Loads the weights of a model of the same config.
+    /// Loads other weights of the same config.
     pub(crate) fn load_weights(
         &mut self,
         model: &AnyModel,
@@ -38,7 +38,7 @@ impl Inference {
         weights::load(self.forward.weights(), model, source)
     }
 
-    /// Without weights, which [`Inference::take_weights`] then copies.
+    /// Creates the model with uninitialized weights, for [`Inference::take_weights`].
     pub(crate) fn without_weights(
         model: &AnyModel,
         options: &BuildOptions,
@@ -51,7 +51,7 @@ impl Inference {
         Ok(Inference { forward, vocabulary, dtype: options.dtype })
     }
 
-    /// Bytes that a model takes for batches of this size, with its weights.
+    /// Memory of a model for batches of this size, including its weights.
     pub(crate) fn memory_bytes(
         model: &AnyModel,
         options: &BuildOptions,
@@ -59,7 +59,7 @@ impl Inference {
         forward_bytes(model, of_logits(options))
     }
 
-    /// Takes over the weights that a trainer has now, in f32.
+    /// Copies a trainer's current weights, in f32.
     pub(crate) fn take_weights<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -67,12 +67,12 @@ impl Inference {
         trainer.copy_weights(self.forward.weights())
     }
 
-    /// Tokens that a sequence has.
+    /// Tokens per sequence.
     pub fn sequence(&self) -> usize {
         self.forward.options.sequence
     }
 
-    /// Tokens or classes that there are.
+    /// Number of tokens in the vocabulary, or of classes.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }

@@ -1,4 +1,4 @@
-//! What a program reads of a micro-batch, and what that must look like.
+//! The inputs a program reads from a micro-batch, and their checks.
 
 use crate::feed::foreign;
 use crate::micro_batch::{Entries, MicroBatch};
@@ -9,38 +9,38 @@ use storm_exec::{SlotId, Slots};
 use storm_graph::{DType, IGNORE_INDEX, Op, Program, order_name};
 use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
 
-/// The input that holds the number of targets in the step that count.
+/// The input with the number of targets in the step that count.
 pub(crate) const DENOMINATOR: &str = "denominator";
 
-/// Rules for the micro-batches of a program.
+/// The rules for a program's micro-batches.
 #[derive(Clone, Debug)]
 pub(crate) struct InputRules {
     rules: Vec<Rule>,
 }
 
-/// For one input.
+/// The rule for one input.
 #[derive(Clone, Debug)]
 struct Rule {
     name: String,
     dtype: DType,
     count: usize,
-    /// Ids are below this: the rows of every table that they are looked up in.
+    /// Upper bound of ids: the number of rows of every table they index.
     below: Option<usize>,
-    /// An id may be [`IGNORE_INDEX`].
+    /// Whether an id may be [`IGNORE_INDEX`].
     may_be_ignored: bool,
 }
 
-/// What fills an input of a program once for each micro-batch.
+/// The data that fills an input, once per micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// The entries of that name.
+    /// The micro-batch's entries of that name.
     Entries(String),
-    /// Rows sorted by the ids of that name, for the gradient of a table.
+    /// Row indices sorted by the ids of that name, for the gradient of a table.
     Order(String),
 }
 
 impl InputRules {
-    /// Of a program before it is differentiated.
+    /// The rules of a program that is not differentiated yet.
     pub(crate) fn of_program(program: &Program) -> InputRules {
         let by_trainer = [DENOMINATOR, names::SCALARS, names::RANDOM, DROPOUT_INPUT, PHASE_INPUT];
         let inputs = program.inputs().into_iter();
@@ -72,7 +72,7 @@ impl InputRules {
         InputRules { rules }
     }
 
-    /// What fills an input of the program or of its differentiated form; none if the trainer does, or nothing.
+    /// The data that fills an input of the program or its derivative; `None` if the trainer or nothing fills it.
     pub(crate) fn reading(&self, input: &str) -> Option<Reading> {
         self.rules.iter().find_map(|Rule { name, .. }| match input {
             _ if input == name => Some(Reading::Entries(name.clone())),
@@ -81,7 +81,7 @@ impl InputRules {
         })
     }
 
-    /// What a program with these slots reads, and into which.
+    /// All readings of a program with these slots, and the slot of each.
     pub(crate) fn slots(&self, slots: &Slots) -> Vec<(Reading, SlotId)> {
         let readings = |Rule { name, .. }: &Rule| {
             [Reading::Entries(name.clone()), Reading::Order(name.clone())]
@@ -94,17 +94,17 @@ impl InputRules {
         readings.filter_map(|reading| Some((reading.clone(), slot(&reading)?))).collect()
     }
 
-    /// What is read of a micro-batch: name, dtype and number of entries.
+    /// The inputs from a micro-batch: name, dtype and number of entries.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = (&str, DType, usize)> {
         self.rules.iter().map(|rule| (rule.name.as_str(), rule.dtype, rule.count))
     }
 
-    /// The most entries that an input has.
+    /// The largest number of entries of any input.
     pub(crate) fn count_max(&self) -> usize {
         self.rules.iter().map(|rule| rule.count).max().unwrap_or(0)
     }
 
-    /// Checks that a plan's input is the program's.
+    /// Checks that a plan's input matches the program's.
     pub(crate) fn check_form(
         &self,
         input: &str,
@@ -123,7 +123,7 @@ impl InputRules {
     /// Checks all micro-batches of a step and sums the targets that count.
     ///
     /// # Errors
-    /// Says which entry is wrong and what it may be; also if there is nothing to learn.
+    /// An entry is invalid, or no target counts. The message says which entry and what is allowed.
     pub(crate) fn check<B: MicroBatch>(
         &self,
         batches: &[B],
@@ -139,7 +139,7 @@ impl InputRules {
         }
     }
 
-    /// The error for a step of so many micro-batches that have nothing to learn.
+    /// The error for a step in which no target counts.
     pub(crate) fn nothing_counts(micro_batches: usize) -> TrainError {
         let problem = match micro_batches {
             0 => "the step has no batches",
@@ -154,7 +154,7 @@ impl InputRules {
         names.filter(|name| self.reading(name).is_some()).collect()
     }
 
-    /// Checks what the program reads of one micro-batch.
+    /// Checks one micro-batch against all rules.
     pub(crate) fn check_entries(&self, batch: &impl MicroBatch) -> Result<(), TrainError> {
         self.rules.iter().try_for_each(|rule| rule.check(batch))
     }
@@ -190,7 +190,8 @@ impl Rule {
 }
 
 impl Reading {
-    /// The entries for a micro-batch that was checked. Sorted orders are made in `staging`, which has room for one.
+    /// The entries of a micro-batch that was checked. Sorted orders are written to `staging`, which must have room for
+    /// one.
     pub(crate) fn entries<'a>(
         &self,
         batch: &'a impl MicroBatch,
@@ -214,7 +215,7 @@ pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
     for (row, order) in order.iter_mut().enumerate() {
         *order = row as i32;
     }
-    // Keys are distinct, so an unstable sort is a stable one.
+    // Keys are distinct, so an unstable sort gives the stable order.
     order.sort_unstable_by_key(|&row| (ids[row as usize], row));
 }
 

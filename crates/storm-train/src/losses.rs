@@ -1,24 +1,24 @@
-/// What a forward pass found over some micro-batches.
+/// The result of a forward pass over some micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
     /// Mean cross-entropy over the targets that count.
     pub loss: f32,
-    /// Share of these that have the highest score, for a model that classifies.
+    /// Fraction of these predicted correctly, for a classifier.
     pub accuracy: Option<f32>,
 }
 
-/// The loss and the accuracy of a model over any number of micro-batches.
+/// Accumulates the loss and accuracy of a model over any number of micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Losses {
     loss_sum: f64,
     correct: f64,
-    /// Targets of which it is known whether they were found.
+    /// Targets with a known prediction result.
     judged: u64,
     targets: u64,
 }
 
 impl Losses {
-    /// Counts in what was found over so many targets.
+    /// Adds a result over this many targets.
     pub fn add(&mut self, found: Found, targets: usize) {
         self.loss_sum += f64::from(found.loss) * targets as f64;
         self.targets += targets as u64;
@@ -28,17 +28,17 @@ impl Losses {
         }
     }
 
-    /// The mean loss of all targets so far; none before the first.
+    /// The mean loss over all targets so far; `None` without any.
     pub fn loss(&self) -> Option<f64> {
         (self.targets > 0).then(|| self.loss_sum / self.targets as f64)
     }
 
-    /// The share of targets that were found; none for a model that does not classify.
+    /// The fraction of correct predictions; `None` if the model is not a classifier.
     pub fn accuracy(&self) -> Option<f64> {
         (self.judged > 0).then(|| self.correct / self.judged as f64)
     }
 
-    /// Targets that were counted.
+    /// Number of targets.
     pub fn targets(&self) -> u64 {
         self.targets
     }

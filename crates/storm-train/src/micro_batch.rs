@@ -1,4 +1,4 @@
-//! What one micro-batch of a step is to a trainer: entries for the inputs of a program, by name.
+//! A micro-batch as the trainer sees it: entries for the inputs of a program, by name.
 
 use crate::{TrainError, TrainOptions};
 use half::bf16;
@@ -30,12 +30,12 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// How many there are.
+    /// The number of entries.
     pub fn count(self) -> usize {
         self.bytes().len() / self.dtype().size_bytes()
     }
 
-    /// As they lie in memory.
+    /// The entries as raw bytes.
     pub fn bytes(self) -> &'a [u8] {
         match self {
             Entries::F32(entries) => bytes_of(entries),
@@ -46,28 +46,27 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// One micro-batch. [`Batch`](crate::Batch) is one of tokens, [`NamedInputs`] one of anything.
+/// A micro-batch. [`Batch`](crate::Batch) holds tokens, [`NamedInputs`] anything.
 ///
-/// A program has the inputs that its author has given it. Two names mean something to a trainer: it fills
-/// `denominator`, a scalar, with the sum of [`MicroBatch::counted`] over the step, and a program's result `loss` is
-/// what is learned.
+/// A program defines its own inputs. Two names have a meaning to the trainer: it fills the scalar input `denominator`
+/// with the sum of [`MicroBatch::counted`] over the step, and it minimizes the program's result `loss`.
 pub trait MicroBatch {
-    /// The entries of an input; none if it has no such.
+    /// The entries of an input; `None` if there is no such input.
     fn entries(&self, input: &str) -> Option<Entries<'_>>;
 
-    /// How many of its targets count. The loss of a step is normalized by the sum.
+    /// Number of targets that count. The loss of a step is normalized by their sum.
     fn counted(&self) -> usize;
 
-    /// How much it reads, as throughput counts it: tokens of sequences, otherwise samples.
+    /// Units for throughput: tokens of sequences, otherwise samples.
     fn units(&self) -> usize {
         self.counted()
     }
 
-    /// Whether it fits the options, beyond what every micro-batch is checked for: that its entries are of the right
-    /// type and number, and that ids can be looked up.
+    /// Checks the batch against the options, in addition to the checks for every micro-batch: types and numbers of
+    /// entries, and the range of ids.
     ///
     /// # Errors
-    /// It does not.
+    /// The batch does not fit.
     fn check(&self, _: &TrainOptions) -> Result<(), TrainError> {
         Ok(())
     }
@@ -108,7 +107,7 @@ pub struct NamedInputs {
     counted: usize,
 }
 
-/// Entries that a micro-batch owns.
+/// Owned entries.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     /// See [`Entries::F32`].
@@ -134,24 +133,24 @@ macro_rules! values {
 values!(F32: f32, Bf16: bf16, I32: i32, U8: u8);
 
 impl NamedInputs {
-    /// Without inputs so far. `counted` is what it adds to the denominator of the step: the number of its samples, or of
-    /// its targets that count.
+    /// A batch without inputs. `counted` is its contribution to the step's denominator: the number of its samples, or
+    /// of its targets that count.
     pub fn new(counted: usize) -> NamedInputs {
         NamedInputs { inputs: BTreeMap::new(), counted }
     }
 
-    /// With another input; one of the same name is replaced.
+    /// Adds an input, or replaces the one of the same name.
     pub fn with(mut self, name: impl Into<String>, values: impl Into<Values>) -> NamedInputs {
         self.inputs.insert(name.into(), values.into());
         self
     }
 
-    /// Says how many targets count from now on.
+    /// Sets the number of targets that count.
     pub(crate) fn set_counted(&mut self, counted: usize) {
         self.counted = counted;
     }
 
-    /// The bytes of an input, to be filled again; one of another type is replaced.
+    /// The bytes of an input, to be refilled; an input of another type is replaced.
     pub(crate) fn bytes_mut(&mut self, name: &str) -> &mut Vec<u8> {
         let values = self.values_mut(name, || Values::U8(Vec::new()));
         if !matches!(values, Values::U8(_)) {
@@ -163,7 +162,7 @@ impl NamedInputs {
         }
     }
 
-    /// The ids of an input, to be filled again; one of another type is replaced.
+    /// The ids of an input, to be refilled; an input of another type is replaced.
     pub(crate) fn ids_mut(&mut self, name: &str) -> &mut Vec<i32> {
         let values = self.values_mut(name, || Values::I32(Vec::new()));
         if !matches!(values, Values::I32(_)) {
@@ -175,7 +174,7 @@ impl NamedInputs {
         }
     }
 
-    /// An input that is there from now on. Its name is allocated only the first time.
+    /// Returns an input, adding it if necessary. Allocates its name only the first time.
     fn values_mut(&mut self, name: &str, start: impl FnOnce() -> Values) -> &mut Values {
         if !self.inputs.contains_key(name) {
             self.inputs.insert(name.to_owned(), start());
@@ -198,7 +197,7 @@ impl MicroBatch for NamedInputs {
         self.counted
     }
 
-    /// A count that contradicts the targets would train with another step size than meant.
+    /// Checks the count against the targets: a wrong count would scale the loss and its gradients.
     fn check(&self, _: &TrainOptions) -> Result<(), TrainError> {
         let Some(Values::I32(targets)) = self.inputs.get("targets") else { return Ok(()) };
         let counted = targets.iter().filter(|&&target| target != IGNORE_INDEX).count();

@@ -1,4 +1,4 @@
-//! How the optimizer's moments are stored, and their values.
+//! Storage formats of the optimizer's moments, with conversion.
 
 use crate::Precision;
 use storm_graph::{
@@ -7,20 +7,20 @@ use storm_graph::{
     encode_second_moment, moment_scale,
 };
 
-/// How the optimizer's moments are stored. Part of the semantics of a run.
+/// Storage of the optimizer's moments. Part of the semantics of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
-    /// As [`Precision`] says: bf16, or f32.
+    /// In the type of [`Precision`]: bf16 or f32.
     #[default]
     Full,
-    /// In 8 bits, where that does no harm, see [`Moments::format`].
+    /// In 8 bits for the parameters that tolerate it, see [`Moments::format`].
     Int8,
 }
 
 impl Moments {
-    /// The format of a parameter's moments. In 8 bits are those of bf16 matrices. Embeddings and heads stay as they are, because
-    /// most of their rows have no gradient in a step; so do vectors, which are small, and what is kept in f32, such
-    /// as adapters: there is little of it, and f32 was asked for.
+    /// The format of a parameter's moments. Only those of bf16 matrices use 8 bits. Embeddings and heads do not,
+    /// because most of their rows have no gradient in a step. Vectors do not, because they are small. Parameters in
+    /// f32, such as adapters, do not, because they are few and f32 was requested.
     pub fn format(self, precision: Precision, parameter: &ProgramParameter) -> MomentFormat {
         let fits = parameter.dtype == DType::BF16
             && parameter.shape.rank() >= 2
@@ -31,7 +31,7 @@ impl Moments {
         }
     }
 
-    /// Why a model cannot be trained with moments like that; none if it can.
+    /// Why a model cannot be trained with these moments; `None` if it can.
     pub(crate) fn problem(
         self,
         precision: Precision,
@@ -48,7 +48,7 @@ impl Moments {
     }
 }
 
-/// Which of the two moments.
+/// First or second moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
     First,
@@ -56,13 +56,13 @@ pub(crate) enum Moment {
 }
 
 impl Moment {
-    /// The moment and the parameter that a name is of: `layers.0.mlp.down.weight.first_moment`.
+    /// Parses a name like `layers.0.mlp.down.weight.first_moment` into the moment and the parameter.
     pub(crate) fn of_name(name: &str) -> Option<(Moment, &str)> {
         let first = name.strip_suffix(".first_moment").map(|name| (Moment::First, name));
         first.or_else(|| name.strip_suffix(".second_moment").map(|name| (Moment::Second, name)))
     }
 
-    /// The values of a moment in 8 bits.
+    /// Decodes a moment from 8 bits.
     pub(crate) fn decode(self, bytes: &[u8], elements: usize) -> Vec<f32> {
         let mut values = Vec::with_capacity(elements);
         for group in bytes.chunks_exact(MOMENT_GROUP_BYTES) {
@@ -76,7 +76,7 @@ impl Moment {
         values
     }
 
-    /// Values in 8 bits, each as the nearest that there is.
+    /// Encodes values in 8 bits, rounding to nearest.
     pub(crate) fn encode(self, values: &[f32]) -> Vec<u8> {
         const NEAREST: u16 = 1 << 15;
         let mut bytes = Vec::new();

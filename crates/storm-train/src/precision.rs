@@ -1,27 +1,28 @@
 use storm_graph::{DType, Rounding};
 use storm_model::Products;
 
-/// How parameters, gradients and optimizer state are stored, and how layers multiply. Part of the semantics of a run.
+/// Number formats of parameters, gradients and optimizer state, and of products in layers. Part of the semantics of a
+/// run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Everything in f32.
     F32,
     /// bf16 parameters and activations; f32 master weights, moments and gradients.
     Bf16Master,
-    /// bf16 throughout, no master: updates and moments are rounded stochastically.
+    /// bf16 throughout, without master weights: updates and moments are rounded stochastically.
     Bf16Stochastic,
-    /// Stored as with [`Precision::Bf16Stochastic`]; the projections of layers multiply 8-bit floats.
+    /// Stored like [`Precision::Bf16Stochastic`]; the projections of layers multiply 8-bit floats.
     Fp8,
 }
 
 impl Precision {
-    /// How one parameter is trained: one that is kept in f32 beside bf16 weights, such as an adapter, has everything in
-    /// f32.
+    /// The precision for one parameter. A parameter in f32 among bf16 weights, such as an adapter, is trained entirely
+    /// in f32.
     pub fn of_parameter(self, dtype: DType) -> Precision {
         if dtype == DType::F32 { Precision::F32 } else { self }
     }
 
-    /// Storage of parameters and activations.
+    /// Data type of parameters and activations.
     pub fn compute(self) -> DType {
         match self {
             Precision::F32 => DType::F32,
@@ -29,7 +30,7 @@ impl Precision {
         }
     }
 
-    /// Storage of parameter gradients.
+    /// Data type of parameter gradients.
     pub fn gradients(self) -> DType {
         match self {
             Precision::F32 | Precision::Bf16Master => DType::F32,
@@ -37,7 +38,7 @@ impl Precision {
         }
     }
 
-    /// What layers multiply.
+    /// How layers multiply.
     pub fn products(self) -> Products {
         match self {
             Precision::F32 | Precision::Bf16Master | Precision::Bf16Stochastic => {
@@ -47,17 +48,17 @@ impl Precision {
         }
     }
 
-    /// Storage of the optimizer's moments.
+    /// Data type of the optimizer's moments.
     pub fn moments(self) -> DType {
         self.gradients()
     }
 
-    /// Whether there is an f32 copy of the parameters.
+    /// Whether parameters have an f32 master copy.
     pub fn has_master(self) -> bool {
         self == Precision::Bf16Master
     }
 
-    /// How parameters are rounded after an update.
+    /// Rounding of parameters after an update.
     pub fn rounding(self) -> Rounding {
         match self {
             Precision::F32 | Precision::Bf16Master => Rounding::Nearest,

@@ -1,4 +1,4 @@
-//! Batches from a dataset of records.
+//! Micro-batches from a dataset of records.
 
 use crate::{AnyBatch, BatchSource, NamedInputs, RunError};
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use storm_data::records::{
 };
 use storm_graph::IGNORE_INDEX;
 
-/// The input that has the class of each sample.
+/// The input with the class of each sample.
 const TARGETS: &str = "targets";
 
-/// The input that has the number of each sample and the epoch.
+/// The input with the index and epoch of each sample.
 const SAMPLES: &str = "samples";
 
-/// The micro-batches of a run, from a dataset of records on disk: each column is an input of the same name.
+/// The micro-batches of a run, from a dataset of records on disk. Each column becomes an input of the same name.
 #[derive(Debug)]
 pub struct RecordSource {
     loader: RecordLoader,
@@ -22,10 +22,10 @@ pub struct RecordSource {
 }
 
 impl RecordSource {
-    /// A source at the beginning of the data.
+    /// A source at the start of the data.
     ///
     /// # Errors
-    /// The part is empty, or an option makes no sense.
+    /// The part is empty, or an option is invalid.
     pub fn new(
         set: Arc<RecordSet>,
         options: RecordLoaderOptions,
@@ -34,7 +34,7 @@ impl RecordSource {
         Ok(RecordSource { loader, batch: RecordBatch::default() })
     }
 
-    /// What it loads with.
+    /// The underlying loader.
     pub fn loader(&self) -> &RecordLoader {
         &self.loader
     }
@@ -74,7 +74,7 @@ impl BatchSource for RecordSource {
     }
 }
 
-/// Moves a column into the input of its name, or copies it. Columns of other types have no input yet.
+/// Moves or copies a column into the input of its name. Columns of other types are not supported as inputs.
 fn fill(inputs: &mut NamedInputs, column: &mut BatchColumn) {
     let name = column.column.name.as_str();
     match column.column.dtype {

@@ -1,40 +1,38 @@
-//! The learning rate as a function of the step.
+//! Learning-rate schedules.
 
 use crate::TrainError;
 
-/// How the learning rate falls.
+/// How the learning rate decays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// It stays.
+    /// Not at all.
     Constant,
     /// In a straight line.
     Linear,
-    /// Along half a wave of the cosine.
+    /// Along half a cosine wave.
     Cosine,
-    /// As one minus the square root of the part that is done: fast at first.
+    /// As one minus the square root of the finished fraction: fast at first.
     OneMinusSqrt,
 }
 
-/// The learning rate of every step of a run: it rises in a straight line over the warm-up, may stay at the peak
-/// for a while, and falls to `final_rate` at the last step. It has no state: a step's rate depends on its number
-/// alone.
+/// The learning rate of every step of a run: a linear warm-up, an optional plateau at the peak, and a decay to
+/// `final_rate` at the last step. It has no state: the rate depends only on the step number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     peak_rate: f64,
     final_rate: f64,
     warmup_steps: u64,
     steps: u64,
-    /// The last steps, in which the rate falls.
+    /// Number of final steps in which the rate decays.
     falling_steps: u64,
     decay: Decay,
 }
 
 impl Schedule {
-    /// A schedule over `steps` steps that falls from the end of the warm-up on.
+    /// A schedule over `steps` steps that decays from the end of the warm-up.
     ///
     /// # Errors
-    /// Rates that are not finite or negative, a final rate above the peak, or a warm-up that is longer
-    /// than the run.
+    /// A rate is negative or not finite, the final rate is above the peak, or the warm-up is longer than the run.
     pub fn new(
         peak_rate: f64,
         final_rate: f64,
@@ -63,7 +61,7 @@ impl Schedule {
     /// The same, but the rate stays at the peak until the last `cooldown_steps` steps.
     ///
     /// # Errors
-    /// Warm-up and cooldown are longer than the run.
+    /// Warm-up and cooldown together are longer than the run.
     pub fn with_cooldown(self, cooldown_steps: u64) -> Result<Schedule, TrainError> {
         let Schedule { warmup_steps, steps, .. } = self;
         if cooldown_steps > steps - warmup_steps {
@@ -75,13 +73,13 @@ impl Schedule {
         Ok(Schedule { falling_steps: cooldown_steps, ..self })
     }
 
-    /// The rate of a step; the first is 0. After the last step it stays.
+    /// The rate of a step, counted from 0. After the last step it stays constant.
     pub fn rate(&self, step: u64) -> f32 {
         if step < self.warmup_steps {
-            // The first step already learns, and the last one of the warm-up is at the peak.
+            // The first step has a nonzero rate, and the last step of the warm-up is at the peak.
             return (self.peak_rate * (step + 1) as f64 / self.warmup_steps as f64) as f32;
         }
-        // Of the steps that fall, this one included.
+        // Decay steps done, including this one.
         let fallen = (step + 1).saturating_sub(self.steps - self.falling_steps);
         let done = match self.falling_steps {
             0 => 0.0,

@@ -1,9 +1,8 @@
-//! The micro-batches of a step as bytes, between the source that they are read from and the inputs that a plan
-//! fetches.
+//! Staging buffers for a step's micro-batches, between their source and the inputs that a plan fetches.
 //!
-//! All of a step must be there before it begins, because its loss is a mean over all of its targets. There is one
-//! slot for each micro-batch of a step, and they form a ring over steps: as soon as a micro-batch has been fetched,
-//! the one of the same number in the next step is read into its slot, while this step computes.
+//! All data of a step must be present before it begins, because its loss is a mean over all targets. There is one slot
+//! per micro-batch, and the slots form a ring over steps: once a micro-batch has been fetched, its successor in the
+//! next step is read into the same slot while this step computes.
 
 use crate::input_rules::{InputRules, Reading, sort_rows};
 use crate::{AnyBatch, BatchSource, MicroBatch, RunError, TrainError, TrainOptions};
@@ -14,30 +13,30 @@ use std::time::Instant;
 use storm_device::{DeviceError, PutInput, Supply, bytes_of};
 use storm_plan::{Fetch, Plan};
 
-/// The slots of a step, and the source that fills them if a run has given one.
+/// The slots of a step, and the source that fills them, if there is one.
 pub(crate) struct Staging {
-    /// What is kept of a micro-batch.
+    /// The data kept of each micro-batch.
     readings: Vec<Reading>,
-    /// By input of the plan: which reading it takes, and of which micro-batch of a group; none for what the host
-    /// writes.
+    /// For each input of the plan: the index of its reading, and the micro-batch within a group. `None` for inputs that
+    /// the host writes.
     inputs: Vec<Option<(usize, usize)>>,
     slots: Vec<Mutex<Slot>>,
-    /// How many micro-batches of the step have been fetched.
+    /// Number of micro-batches of the step fetched so far.
     fetched: AtomicUsize,
-    /// For orders that are made when they are fetched.
+    /// Scratch space for orders that are computed on fetch.
     sorting: Mutex<Sorting>,
     reader: Mutex<Reader>,
 }
 
-/// A micro-batch, by reading.
+/// The data of a micro-batch, by reading.
 #[derive(Default)]
 struct Slot {
     data: Vec<Vec<u8>>,
-    /// Whether sorted orders are there; otherwise they are made when they are fetched.
+    /// Whether sorted orders are present. Otherwise they are computed on fetch.
     is_sorted: bool,
 }
 
-/// Room for ids and their order.
+/// Scratch space for ids and their order.
 struct Sorting {
     ids: Vec<i32>,
     order: Vec<i32>,
@@ -47,39 +46,39 @@ struct Reader {
     rules: InputRules,
     options: TrainOptions,
     source: Option<Box<dyn BatchSource>>,
-    /// What the source fills.
+    /// The buffer that the source fills.
     batch: AnyBatch,
-    /// Room for a sorted order.
+    /// Scratch space for a sorted order.
     order: Vec<i32>,
-    /// How many micro-batches of the next step are in their slots.
+    /// Number of micro-batches of the next step in their slots.
     filled: usize,
-    /// Their targets that count, and what they read, as throughput counts it.
+    /// Their targets that count, and their units for throughput.
     counted: usize,
     units: usize,
-    /// Whether the next step is read during this one.
+    /// Whether to read the next step during this one.
     reads_ahead: bool,
-    /// Why there is no more data.
+    /// The error that ended the data.
     failure: Option<RunError>,
-    /// Where the source was before the micro-batches that are in slots and not yet part of a step.
+    /// The source's position before the micro-batches that are in slots but not yet part of a step.
     consumed: Option<Value>,
     rate: Rate,
 }
 
-/// How fast data was read.
+/// Reading statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
 }
 
-/// The data of a step, all of which is in slots.
+/// A step's data, all of it in slots.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StepData {
-    /// Targets that count.
+    /// Number of targets that count.
     pub(crate) counted: usize,
-    /// As throughput counts them.
+    /// Units for throughput.
     pub(crate) units: usize,
-    /// Where the source is after it.
+    /// The source's position after it.
     pub(crate) position: Value,
 }
 
@@ -102,7 +101,7 @@ impl Staging {
         let inputs = plan.inputs.iter().map(|input| {
             let reading = rules.reading(&input.tensor.name)?;
             if let Reading::Order(name) = &reading {
-                // What it is an order of.
+                // Also keep the ids that the order is computed from.
                 number(Reading::Entries(name.clone()));
             }
             Some((number(reading), usize::from(input.micro_batch?)))
@@ -132,8 +131,8 @@ impl Staging {
         }
     }
 
-    /// Puts the micro-batches of a step into the slots; they were checked. What was read ahead of a source goes back to it.
-    /// The step waits for this, so what a fetch can do itself is left to it.
+    /// Copies the micro-batches of a step, already checked, into the slots. Returns data read ahead to the source. The
+    /// step waits for this, so work that a fetch can do is left to it.
     pub(crate) fn put(&self, batches: &[impl MicroBatch]) {
         let mut reader = self.reader();
         reader.rewind();
@@ -144,7 +143,7 @@ impl Staging {
         self.fetched.store(0, Ordering::SeqCst);
     }
 
-    /// Takes data from there from now on; returns what it took it from before.
+    /// Sets the data source, and returns the one before.
     pub(crate) fn set_source(
         &self,
         source: Option<Box<dyn BatchSource>>,
@@ -155,7 +154,7 @@ impl Staging {
         std::mem::replace(&mut reader.source, source)
     }
 
-    /// Goes on from there.
+    /// Continues from a position.
     pub(crate) fn resume(&self, position: &Value) -> Result<(), RunError> {
         let mut reader = self.reader();
         reader.forget();
@@ -163,7 +162,7 @@ impl Staging {
         reader.source.as_mut().map_or(Ok(()), |source| source.resume(position))
     }
 
-    /// Does something with the source, which must be where it was afterwards.
+    /// Runs a function on the source, which must leave its position unchanged.
     pub(crate) fn borrow_source<T>(
         &self,
         use_it: impl FnOnce(&mut dyn BatchSource) -> Result<T, RunError>,
@@ -171,11 +170,11 @@ impl Staging {
         self.reader().source.as_mut().map(|source| use_it(&mut **source))
     }
 
-    /// Makes sure that all data of a step is in its slots, and reads ahead during the step if it is told to. Nothing else may
-    /// read meanwhile.
+    /// Makes sure that all data of a step is in its slots. With `reads_ahead`, reads the next step's data during this
+    /// one. Nothing else may read at the same time.
     ///
     /// # Errors
-    /// Why there is no data.
+    /// Data cannot be read.
     pub(crate) fn begin_step(&self, reads_ahead: bool) -> Result<StepData, RunError> {
         let mut reader = self.reader();
         self.read(&mut reader, self.slots.len());
@@ -194,12 +193,12 @@ impl Staging {
         Ok(StepData { counted, units, position })
     }
 
-    /// How fast data was read so far.
+    /// Reading statistics so far.
     pub(crate) fn rate(&self) -> Rate {
         self.reader().rate
     }
 
-    /// Reads until so many micro-batches of the next step are in their slots.
+    /// Reads until `wanted` micro-batches of the next step are in their slots.
     fn read(&self, reader: &mut Reader, wanted: usize) {
         if reader.filled == 0 && reader.consumed.is_none() {
             reader.consumed = reader.source.as_ref().map(|source| source.position());
@@ -254,7 +253,7 @@ impl Supply for Staging {
 impl Reader {
     /// Reads a micro-batch into a slot.
     fn read_one(&mut self, readings: &[Reading], slot: &mut Slot) -> Result<(), RunError> {
-        // A trainer that reads from a source was given one.
+        // Only a trainer with a source gets here.
         let source = self.source.as_mut().ok_or_else(no_source)?;
         source.next_batch(&mut self.batch)?;
         self.batch.check(&self.options)?;
@@ -267,13 +266,13 @@ impl Reader {
         Ok(())
     }
 
-    /// What is in the slots is no longer the next step's.
+    /// Discards the data read ahead, without moving the source.
     fn forget(&mut self) {
         (self.filled, self.counted, self.units) = (0, 0, 0);
         self.consumed = None;
     }
 
-    /// Gives back what was read ahead.
+    /// Returns data read ahead to the source.
     fn rewind(&mut self) {
         if let (Some(position), Some(source)) = (self.consumed.take(), self.source.as_mut()) {
             match source.resume(&position) {
@@ -286,8 +285,8 @@ impl Reader {
 }
 
 impl Slot {
-    /// Takes over a micro-batch that was checked, without allocating if it has had one before. Sorted orders are made if
-    /// there is room for one.
+    /// Copies a checked micro-batch. Allocates only the first time. Computes sorted orders if given scratch space for
+    /// one.
     fn fill(
         &mut self,
         readings: &[Reading],
@@ -307,7 +306,7 @@ impl Slot {
         }
     }
 
-    /// The bytes of the ids that an order is of.
+    /// The bytes of the ids that an order is computed from.
     fn ids(&self, readings: &[Reading], order: &Reading) -> Result<&[u8], DeviceError> {
         let is_of = |known: &Reading| match (known, order) {
             (Reading::Entries(known), Reading::Order(name)) => known == name,
@@ -319,7 +318,7 @@ impl Slot {
 }
 
 impl Sorting {
-    /// The order of ids, as bytes.
+    /// Computes the sorted order of ids, as bytes.
     fn order_of(&mut self, ids: &[u8]) -> &[u8] {
         self.ids.clear();
         let words = ids.as_chunks::<{ size_of::<i32>() }>().0.iter();
@@ -336,6 +335,6 @@ pub(crate) fn no_source() -> TrainError {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // After a panic of a source, what is in the slots is not used.
+    // After a panic in a source, the contents of the slots are not used.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,13 +21,13 @@ use storm_graph::{
 use storm_model::{AnyModel, IfExists, Initialization, ParameterSource, SaveOptions, Unit};
 use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 
-/// A model in training under a plan: what the plan does not keep on the device waits in host memory.
+/// Trains a model under a plan. What the plan does not keep on the device is in host memory or on disk.
 ///
-/// Gives bitwise the same as a [`ReferenceTrainer`](crate::ReferenceTrainer) of the same options on the same kind of
-/// device, whatever the plan.
+/// Computes bitwise the same as a [`ReferenceTrainer`](crate::ReferenceTrainer) with the same options on the same kind
+/// of device, whatever the plan.
 pub struct Trainer<D: PlanDevice> {
     pub(crate) planned: Planned<D>,
-    /// None for a program that the caller has built.
+    /// `None` for a program built by the caller.
     model: Option<AnyModel>,
     options: TrainOptions,
     pub(crate) rules: InputRules,
@@ -37,62 +37,62 @@ pub struct Trainer<D: PlanDevice> {
     pub(crate) staging: Arc<Staging>,
     /// Updates made or pending.
     updates: u32,
-    /// The scalars of an update that the next step or flush applies.
+    /// The scalars of a pending update, which the next step or flush applies.
     pub(crate) pending: Option<StepScalars>,
-    /// The gradient norm of a step that was not finite, and whose update could not be cancelled.
+    /// The non-finite gradient norm of a step whose update could not be cancelled.
     partly_updated: Option<f32>,
-    /// Other ranks that compute lanes, if this is the first of several.
+    /// The other ranks, if this is rank 0 of several.
     pub(crate) ranks: Option<Box<RankState>>,
 }
 
-/// What a step over the lanes of one rank says of each of its micro-batches.
+/// Per-micro-batch results of a step over one rank's lanes.
 #[derive(Default)]
 pub(crate) struct OwnLanes<'a> {
     pub(crate) losses: Option<&'a mut [f32]>,
-    /// How many targets each found.
+    /// Number of correct predictions of each.
     pub(crate) found: Option<&'a mut [f32]>,
     pub(crate) numbering: Numbering,
 }
 
-/// Whether a step is known to be the last.
+/// Whether another step follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextStep {
-    /// Another follows: its data is read meanwhile.
+    /// Another step follows, so its data is read during this one.
     Follows,
-    /// None does.
+    /// This is the last step.
     None,
 }
 
-/// A step over data of the source.
+/// The result of a step over data from the source.
 pub struct SourceStep {
     pub(crate) report: StepReport,
     pub(crate) data: StepData,
-    /// How long it waited until its data was there.
+    /// Time spent waiting for data.
     pub(crate) wait_seconds: f64,
 }
 
 impl SourceStep {
-    /// What it read, as throughput counts it: tokens or pictures.
+    /// Tokens or images read.
     pub fn units(&self) -> usize {
         self.data.units
     }
 }
 
-/// How much of the parameters has been made.
+/// Progress of initializing parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Initialized {
-    /// Of parameters that are ready.
+    /// Bytes of initialized parameters.
     pub done_bytes: u64,
-    /// Of all parameters, as they are stored.
+    /// Bytes of all parameters, as stored.
     pub total_bytes: u64,
 }
 
 impl<D: PlanDevice> Trainer<D> {
-    /// Puts a plan of [`training_task`](crate::training_task) with the same config and options on a
-    /// device. Parameters are initialized from the seed.
+    /// Commits a plan of [`training_task`](crate::training_task) with the same config and options to a device.
+    /// Initializes the parameters from the seed.
     ///
     /// # Errors
-    /// The plan is of something else, or the memory cannot be had.
+    /// The plan belongs to something else, or there is not enough memory.
     pub fn new(
         model: impl Into<AnyModel>,
         options: TrainOptions,
@@ -102,10 +102,10 @@ impl<D: PlanDevice> Trainer<D> {
         Trainer::with_progress(model, options, plan, device, &mut |_| {})
     }
 
-    /// [`Trainer::new`], which says how far it is: parameters are made one by one, which takes a while for large models.
+    /// [`Trainer::new`] with progress reports: initializing a large model takes a while.
     ///
     /// # Errors
-    /// As [`Trainer::new`].
+    /// Like [`Trainer::new`].
     pub fn with_progress(
         model: impl Into<AnyModel>,
         options: TrainOptions,
@@ -122,16 +122,17 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(trainer)
     }
 
-    /// [`Trainer::new`] for a program that the caller has built, under a plan of
-    /// [`task_of_program`](crate::task_of_program) with the same program and options. `start` says by
-    /// the name of a parameter in its section what it is filled with.
+    /// [`Trainer::new`] for a program built by the caller, with a plan of [`task_of_program`](crate::task_of_program)
+    /// for the same program and options. `start` returns the initial value of a parameter, by its name within its
+    /// section.
     ///
-    /// A program reads micro-batches by the names of its inputs: a [`Batch`](crate::Batch) has `tokens`, `targets`,
-    /// `positions` and `segments`, each (B, T) of i32, and a [`NamedInputs`] whatever it is given. The trainer fills the scalar
-    /// `denominator`, the number of targets in the step that count. The program's result `loss` is what is learned.
+    /// The program reads micro-batches by the names of its inputs: a [`Batch`](crate::Batch) has `tokens`, `targets`,
+    /// `positions` and `segments`, each (B, T) of i32; a [`NamedInputs`] has whatever it was given. The trainer fills
+    /// the scalar `denominator` with the number of targets in the step that count, and minimizes the program's result
+    /// `loss`.
     ///
     /// # Errors
-    /// The plan is of something else, the program reads something else, or the memory cannot be had.
+    /// The plan belongs to something else, the program has unsupported inputs, or there is not enough memory.
     pub fn of_program(
         program: &Program,
         options: TrainOptions,
@@ -144,7 +145,7 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(trainer)
     }
 
-    /// A trainer whose parameters are not set yet.
+    /// Builds a trainer whose parameters are not initialized.
     fn commit(
         program: &Program,
         options: TrainOptions,
@@ -215,18 +216,17 @@ impl<D: PlanDevice> Trainer<D> {
         weights::draw_uniform(&mut self.planned, &self.instances, self.options.seed, start)
     }
 
-    /// Micro-batches that a step takes, on all ranks together.
+    /// Micro-batches per step, of all ranks together.
     pub fn micro_batches(&self) -> usize {
         self.planned.micro_batches() * self.plan().rank.ranks as usize
     }
 
-    /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
-    /// step, clipped, and applied; by a plan that defers it, at the start of the next step. If the norm is not finite, nothing is
-    /// applied, unless the plan updates in the backward pass: see [`Trainer::is_partly_updated`].
+    /// Makes one optimizer step: normalizes the gradients of all micro-batches by the step's valid tokens, clips them
+    /// and applies them. A plan that defers updates applies them at the start of the next step. If the norm is not
+    /// finite, nothing is applied, unless the plan updates in the backward pass: see [`Trainer::is_partly_updated`].
     ///
     /// # Errors
-    /// Batches that do not fit, another number of them than the plan has, or from the device. A
-    /// batch that is refused changes nothing.
+    /// Batches do not fit, their number differs from the plan's, or from the device. A refused batch changes nothing.
     pub fn step<B: MicroBatch>(
         &mut self,
         batches: &[B],
@@ -249,8 +249,8 @@ impl<D: PlanDevice> Trainer<D> {
         self.step_with(Batches::Given(batches), counted, learning_rate)
     }
 
-    /// Takes micro-batches from there from now on, see [`Trainer::step_from_source`]. Returns the source of before, at the
-    /// first micro-batch that no step took.
+    /// Sets the source for [`Trainer::step_from_source`]. Returns the one before, positioned at the first micro-batch
+    /// that no step used.
     ///
     /// # Errors
     /// From the device.
@@ -262,13 +262,13 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(self.staging.set_source(source))
     }
 
-    /// The next micro-batches of the source are those of that position.
+    /// Moves the source to a position.
     pub(crate) fn resume_source(&mut self, position: &Value) -> Result<(), RunError> {
         self.planned.wait_for_data().map_err(TrainError::from)?;
         self.staging.resume(position)
     }
 
-    /// Does something with the source, which must be where it was afterwards.
+    /// Runs a function on the source, which must leave its position unchanged.
     pub(crate) fn borrow_source<T>(
         &mut self,
         use_it: impl FnOnce(&mut dyn BatchSource) -> Result<T, RunError>,
@@ -277,11 +277,11 @@ impl<D: PlanDevice> Trainer<D> {
         self.staging.borrow_source(use_it).transpose()
     }
 
-    /// [`Trainer::step`] over the next micro-batches of the source. While it runs, those of the next step are read, if
-    /// there is a `next` one.
+    /// [`Trainer::step`] over the next micro-batches of the source. Meanwhile reads those of the next step, if one
+    /// follows.
     ///
     /// # Errors
-    /// As [`Trainer::step`], and why there is no data.
+    /// Like [`Trainer::step`], or data cannot be read.
     pub fn step_from_source(
         &mut self,
         learning_rate: f32,
@@ -301,7 +301,7 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
     }
 
-    /// [`Trainer::step_from_source`] on several ranks. Nothing is read ahead.
+    /// [`Trainer::step_from_source`] with several ranks. Does not read ahead.
     fn ranked_step_from_source(&mut self, learning_rate: f32) -> Result<SourceStep, RunError> {
         let start = self.planned.device().now();
         let batches = self.read_step_data()?;
@@ -317,12 +317,12 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
     }
 
-    /// How fast the source was read.
+    /// Reading statistics of the source.
     pub(crate) fn read_rate(&self) -> Rate {
         self.staging.rate()
     }
 
-    /// A step over micro-batches that are staged.
+    /// A step over staged micro-batches.
     fn step_with<B: MicroBatch>(
         &mut self,
         batches: Batches<'_, B>,
@@ -335,7 +335,7 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(report)
     }
 
-    /// A step over the micro-batches of this rank's lanes, which are staged. The losses in its report are those of these alone.
+    /// A step over this rank's lanes, whose micro-batches are staged. The losses in its report cover only these.
     pub(crate) fn step_of_lanes<B: MicroBatch>(
         &mut self,
         batches: &[B],
@@ -348,13 +348,13 @@ impl<D: PlanDevice> Trainer<D> {
         let scalars = self.options.optimizer.method.scalars(learning_rate, self.updates + 1);
         let report = self.run_step(Batches::Given(batches), counted as f32, scalars, lanes)?;
         self.count_update(&report, scalars);
-        // The queue of collectives must be empty before anything else is sent.
+        // The collectives queue must be empty before anything else is sent.
         self.planned.synchronize()?;
         Ok(report)
     }
 
     fn count_update(&mut self, report: &StepReport, scalars: StepScalars) {
-        // A norm that is not finite makes the clip scale zero, which cancels the update.
+        // A non-finite norm makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {
             self.updates += 1;
             self.pending = self.defers().then_some(scalars);
@@ -363,16 +363,16 @@ impl<D: PlanDevice> Trainer<D> {
         }
     }
 
-    /// The mean loss and the accuracy over these batches, by forward passes alone: parameters and state afterwards are
-    /// those after the last step. The plan has a segment for it, within the memory of a step.
+    /// The mean loss and accuracy over these batches, by forward passes only. Parameters and state stay those after the
+    /// last step. The plan has a segment for this, within the memory of a step.
     ///
     /// # Errors
-    /// As [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
+    /// Like [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
     pub fn evaluate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         self.evaluate_into(batches, None)
     }
 
-    /// [`Trainer::evaluate`], with the part that each batch has in the loss.
+    /// [`Trainer::evaluate`], with each batch's contribution to the loss.
     pub(crate) fn evaluate_each(
         &mut self,
         batches: &[impl MicroBatch],
@@ -404,8 +404,8 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(feed.found())
     }
 
-    /// The bytes of a result of the program other than its loss, of the last micro-batch that ran; none if
-    /// there is no such result.
+    /// The bytes of a result of the program other than its loss, from the last micro-batch; `None` if there is no such
+    /// result.
     pub fn result(&self, name: &str) -> Option<&[u8]> {
         self.exchange.result(name)
     }
@@ -415,13 +415,14 @@ impl<D: PlanDevice> Trainer<D> {
         self.planned.plan().flush.is_some()
     }
 
-    /// Whether parameters and state are neither those before the last step nor those after it: its gradients were not finite, and
-    /// a plan that updates in the backward pass cannot cancel. Whatever reads them returns [`TrainError::PartlyUpdated`].
+    /// Whether parameters and state are neither those before the last step nor those after it: its gradients were not
+    /// finite, and a plan that updates in the backward pass cannot cancel the update. Reading them returns
+    /// [`TrainError::PartlyUpdated`].
     pub fn is_partly_updated(&self) -> bool {
         self.partly_updated.is_some()
     }
 
-    /// A step whose gradients are applied with `own` scalars.
+    /// A step whose gradients are applied with the scalars `own`.
     fn run_step<B: MicroBatch>(
         &mut self,
         batches: Batches<'_, B>,
@@ -429,12 +430,12 @@ impl<D: PlanDevice> Trainer<D> {
         own: StepScalars,
         lanes: OwnLanes<'_>,
     ) -> Result<StepReport, TrainError> {
-        // A plan that defers updates applies what the step before left; one that does not, its own.
+        // A plan that defers updates applies that of the step before; other plans apply their own.
         let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
             false => (Some(own), self.updates + 1),
         };
-        // What is dropped belongs to the gradients of this step, whenever they are applied.
+        // Dropout belongs to the gradients of this step, whenever they are applied.
         let forward = Some(self.seed(self.updates + 1));
         let seeds = StepSeeds { update: self.seed(number), forward };
         let scalars = applied.unwrap_or(StepScalars::NONE);
@@ -456,7 +457,7 @@ impl<D: PlanDevice> Trainer<D> {
         let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
         let none = Batches::<NamedInputs>::Given(&[]);
         let mut feed = self.exchange.feed(none, 1.0, pending, seeds);
-        // The gradients are still there, but nothing is pending: the next step does not apply them.
+        // The gradients remain, but nothing is pending, so the next step does not apply them.
         self.planned.flush(&mut feed)?;
         if self.plan().rank.is_shared() {
             self.planned.synchronize()?;
@@ -471,32 +472,31 @@ impl<D: PlanDevice> Trainer<D> {
         }
     }
 
-    /// Loads all parameters of a model of the same config; a head that the source lacks stays as it was initialized. Memory
-    /// beyond the plan's does not grow with the size of a parameter.
+    /// Loads all parameters of a model with the same config; a head that the source lacks keeps its initial values.
+    /// Memory beyond the plan's does not depend on the size of a parameter.
     ///
     /// # Errors
-    /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
-    /// config.
+    /// A tensor is missing, has another shape or cannot be read, or this trainer runs a program without a config.
     pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
         self.flush()?;
         let (model, mut store) = self.model_and_store()?;
         weights::load_or_start_fresh(&mut store, model, source)
     }
 
-    /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
+    /// Loads the adapters of a model that has some, and the parameters trained in full besides them.
     ///
     /// # Errors
-    /// As [`Trainer::load`].
+    /// Like [`Trainer::load`].
     pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
         self.flush()?;
         let (model, mut store) = self.model_and_store()?;
         weights::load_adapters(&mut store, model, source)
     }
 
-    /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
+    /// Saves the adapters as a PEFT directory that names `base` as its base model.
     ///
     /// # Errors
-    /// As [`Trainer::save`]; also if the model has no adapters.
+    /// Like [`Trainer::save`]; also if the model has no adapters.
     pub fn save_adapters(
         &mut self,
         output: &Path,
@@ -508,29 +508,29 @@ impl<D: PlanDevice> Trainer<D> {
         weights::save_adapters(&mut store, model, output, base, if_exists)
     }
 
-    /// Saves all parameters as a directory that others can load: see [`AnyModel::save`].
+    /// Saves all parameters as a directory for other programs: see [`AnyModel::save`].
     ///
     /// # Errors
-    /// From the device or the file system; an existing directory is left as it was. Or the model is a
-    /// program without a config.
+    /// From the device or the file system; an existing directory stays unchanged. Also if this trainer runs a program
+    /// without a config.
     pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
         self.flush()?;
         let (model, mut store) = self.model_and_store()?;
         weights::save(&mut store, model, output, options)
     }
 
-    /// Copies all parameters, as they are saved in f32, to where they have the same names.
+    /// Copies all parameters, as saved in f32, to a store with the same names.
     pub(crate) fn copy_weights(&mut self, to: &mut impl weights::Writer) -> Result<(), TrainError> {
         self.flush()?;
         let (model, mut store) = self.model_and_store()?;
         weights::copy_widened(&mut store, model, to)
     }
 
-    /// A parameter or its state after the last step, widened to f32; see
+    /// Reads a parameter or its state after the last step, widened to f32; see
     /// [`ReferenceTrainer::read`](crate::ReferenceTrainer::read).
     ///
     /// # Errors
-    /// There is no such tensor: gradients of a step are kept only by plans that defer updates.
+    /// The tensor does not exist. Only plans that defer updates keep the gradients of a step.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
         self.flush()?;
         weights::read(&mut self.store(), name)
@@ -539,7 +539,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// Sets a parameter or its state; see [`ReferenceTrainer::write`](crate::ReferenceTrainer::write).
     ///
     /// # Errors
-    /// There is no such tensor, or it has another number of elements.
+    /// The tensor does not exist, or has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         self.flush()?;
         let format = self.model.as_ref().and_then(AnyModel::quantized);
@@ -556,12 +556,12 @@ impl<D: PlanDevice> Trainer<D> {
         &self.options
     }
 
-    /// The model; none for a program that the caller has built.
+    /// The model; `None` for a program built by the caller.
     pub fn model(&self) -> Option<&AnyModel> {
         self.model.as_ref()
     }
 
-    /// What the model reads. A program that the caller has built reads tokens, as far as words go.
+    /// The unit of the model's input. A program built by the caller counts tokens.
     pub fn unit(&self) -> Unit {
         self.model.as_ref().map_or(Unit::Tokens, AnyModel::unit)
     }
@@ -571,7 +571,8 @@ impl<D: PlanDevice> Trainer<D> {
         self.instances.iter().map(|instance| instance.name.as_str())
     }
 
-    /// Gives back device memory that evaluations and persistent tensors do not use, until the next step; says how much.
+    /// Releases device memory that evaluations and persistent tensors do not use, until the next step. Returns its
+    /// size.
     ///
     /// # Errors
     /// From the device.
@@ -580,31 +581,31 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(self.planned.release_idle()?)
     }
 
-    /// Takes back what was released.
+    /// Reclaims the released memory.
     ///
     /// # Errors
-    /// The memory is no longer there; parameters and state are whole.
+    /// The memory is no longer available. Parameters and state are intact.
     pub fn reclaim_idle(&mut self) -> Result<(), TrainError> {
         Ok(self.planned.reclaim_idle()?)
     }
 
-    /// Waits until everything is done, for those who measure time.
+    /// Waits until all work is done, for timing.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn synchronize(&mut self) -> Result<(), TrainError> {
         Ok(self.planned.synchronize()?)
     }
 
-    /// Whether steps from now on are recorded, on a device that was asked to record.
+    /// Turns recording of steps on or off, on a device created with recording enabled.
     pub fn set_recording(&mut self, recording: bool) {
         self.planned.set_recording(recording);
     }
 
-    /// What the queues did in the last step or flush that was recorded; none if the device does not record it.
+    /// The trace of the last recorded step or flush; `None` if the device does not record.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn trace(&mut self) -> Result<Option<Trace>, TrainError> {
         Ok(self.planned.trace()?)
     }
@@ -619,18 +620,17 @@ impl<D: PlanDevice> Trainer<D> {
         self.planned.device()
     }
 
-    /// Ends training, and leaves the device, which may have something for the next.
+    /// Ends training, and returns the device, whose memory the next one may reuse.
     pub fn into_device(self) -> D {
         self.planned.into_device()
     }
 
-    /// What is taken in each tier.
+    /// Memory allocated in each tier.
     pub fn memory_taken(&self) -> PerTier<usize> {
         self.planned.memory_taken()
     }
 
-    /// The name and the sum of squares of each gradient of the last step, in the order in which the
-    /// backward pass made them.
+    /// The name and sum of squares of each gradient of the last step, in the order of the backward pass.
     pub(crate) fn gradient_squares(&mut self) -> Result<Vec<(String, f32)>, TrainError> {
         let plan = Arc::clone(self.planned.plan());
         let mut found = Vec::new();
@@ -646,7 +646,7 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(found)
     }
 
-    /// Every tensor that training resumes from, in a fixed order.
+    /// Every tensor of the training state, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
         let base = Base::of(self.model.as_ref());
         state_tensors(&self.instances, &self.options, base)
@@ -657,7 +657,7 @@ impl<D: PlanDevice> Trainer<D> {
         &self.instances
     }
 
-    /// All of some state tensors after the last step.
+    /// Reads several whole state tensors as of the last step.
     pub(crate) fn read_states(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
         self.flush()?;
         if self.ranks.is_some() {
@@ -669,22 +669,22 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(self.planned.read_all(reads)?)
     }
 
-    /// All of some state tensors as the updates that were applied so far left them.
+    /// Reads several whole state tensors as of the last applied update.
     pub(crate) fn read_applied(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
         Ok(self.planned.read_all(reads)?)
     }
 
-    /// Whether the update of the last step is still to be applied.
+    /// Whether the update of the last step is still pending.
     pub(crate) fn has_pending_update(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Host memory that the device can fill the fastest.
+    /// Allocates the host memory that the device fills fastest.
     pub(crate) fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
         Ok(self.planned.host_buffer(bytes)?)
     }
 
-    /// Bytes of a state tensor after the last step, `first` and following.
+    /// Reads bytes of a state tensor as of the last step, starting at byte `first`.
     pub(crate) fn read_state(
         &mut self,
         name: &str,
@@ -695,7 +695,7 @@ impl<D: PlanDevice> Trainer<D> {
         self.store().read_bytes(name, first, bytes)
     }
 
-    /// Sets bytes of a state tensor.
+    /// Writes bytes of a state tensor, starting at byte `first`.
     pub(crate) fn write_state(
         &mut self,
         name: &str,
@@ -706,12 +706,12 @@ impl<D: PlanDevice> Trainer<D> {
         self.store().write_bytes(name, first, bytes)
     }
 
-    /// Goes on as if this many updates had been made.
+    /// Sets the number of updates made.
     pub(crate) fn set_updates(&mut self, updates: u32) {
         self.updates = updates;
     }
 
-    /// The tensors that last, on all ranks.
+    /// The persistent tensors of all ranks.
     fn store(&mut self) -> Store<'_, D> {
         Store { planned: &mut self.planned, ranks: self.ranks.as_deref() }
     }
@@ -740,7 +740,7 @@ fn no_config() -> TrainError {
     TrainError::Option { option: "model", problem: problem.to_owned() }
 }
 
-/// One node that makes a parameter's master.
+/// A graph with one node, which converts a parameter to its f32 master.
 fn widening_graph(instance: &ParameterInstance) -> Result<Graph, TrainError> {
     let mut graph = Graph::new();
     let parameter = &instance.parameter;

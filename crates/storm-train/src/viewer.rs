@@ -1,4 +1,4 @@
-//! Pictures of the held-out part that a run looks at after every evaluation.
+//! Classifies held-out images after every evaluation.
 
 use crate::{Inference, NamedInputs, TrainError, Trainer};
 use serde::{Deserialize, Serialize};
@@ -6,17 +6,17 @@ use storm_device::PlanDevice;
 use storm_graph::DType;
 use storm_model::{AnyModel, BuildOptions, ImageConfig, ParameterSource};
 
-/// The class that a model takes a picture for.
+/// The class that a model predicts for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Guess {
-    /// Its number.
+    /// Class index.
     pub class: u32,
-    /// How likely it is, to the model.
+    /// The model's probability of that class.
     pub probability: f32,
 }
 
 impl Guess {
-    /// The class with the highest score, the first of equals.
+    /// The class with the highest score; of equals, the first.
     fn of_logits(logits: &[f32]) -> Guess {
         let mut best = 0;
         for (class, &logit) in logits.iter().enumerate() {
@@ -29,7 +29,7 @@ impl Guess {
     }
 }
 
-/// Some pictures, and a copy of the model in f32 on the processor: the device may have no memory to spare.
+/// Some images, and a copy of the model in f32 on the CPU: the device may have no memory to spare.
 pub struct Viewer {
     model: AnyModel,
     inference: Inference,
@@ -37,10 +37,10 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// For these pictures, of which there are `count`.
+    /// For these `count` images.
     ///
     /// # Errors
-    /// The memory cannot be had.
+    /// There is not enough memory.
     pub fn new(
         config: &ImageConfig,
         count: usize,
@@ -51,10 +51,10 @@ impl Viewer {
         Ok(Viewer { model, inference, pictures })
     }
 
-    /// Host memory that so many pictures take, with the copy of the model.
+    /// Host memory for this many images and the copy of the model.
     ///
     /// # Errors
-    /// The model is not valid.
+    /// The model is invalid.
     pub fn memory_bytes(config: &ImageConfig, count: usize) -> Result<u64, TrainError> {
         let [height, width] = config.image_size;
         let pictures = count * height * width * config.channels;
@@ -62,7 +62,7 @@ impl Viewer {
         Ok((inference + pictures) as u64)
     }
 
-    /// What a model in training takes the pictures for.
+    /// Classifies the images with a model in training.
     ///
     /// # Errors
     /// From the device.
@@ -74,10 +74,10 @@ impl Viewer {
         self.guesses()
     }
 
-    /// What a saved model takes the pictures for.
+    /// Classifies the images with a saved model.
     ///
     /// # Errors
-    /// The files do not hold the model.
+    /// The files do not contain the model.
     pub fn look_with(&mut self, source: &impl ParameterSource) -> Result<Vec<Guess>, TrainError> {
         self.inference.load_weights(&self.model, source)?;
         self.guesses()

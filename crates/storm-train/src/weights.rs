@@ -1,4 +1,4 @@
-//! Parameters between files and device memory.
+//! Moves parameters between files and device memory.
 
 use crate::TrainError;
 use crate::moments::Moment;
@@ -15,11 +15,11 @@ use storm_model::{
     save_adapter,
 };
 
-/// Where tensors that last can be looked up by name.
+/// Looks up persistent tensors by name.
 pub(crate) trait Reader {
     fn find(&self, name: &str) -> Option<&Tensor>;
 
-    /// As [`Reader::find`], with an error that says what exists.
+    /// Like [`Reader::find`], with an error that lists what exists.
     fn get(&self, name: &str) -> Result<&Tensor, TrainError>;
 
     fn read_part<T: Scalar>(
@@ -30,7 +30,7 @@ pub(crate) trait Reader {
     ) -> Result<(), TrainError>;
 }
 
-/// Where they can be set, too.
+/// A store that can also be written.
 pub(crate) trait Writer: Reader {
     fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError>;
 
@@ -131,13 +131,13 @@ impl<D: PlanDevice> Writer for Planned<D> {
     }
 }
 
-/// The name of a parameter's f32 master, where there is one.
+/// The name of a parameter's f32 master, if it has one.
 fn master(store: &impl Reader, name: &str) -> Option<String> {
     let master = format!("{name}.master");
     store.find(&master).is_some().then_some(master)
 }
 
-/// Sets the master of a parameter to what the parameter is.
+/// Sets a parameter's master to the value of the parameter.
 pub(crate) fn widen_master(store: &mut impl Writer, name: &str) -> Result<(), TrainError> {
     let Some(master) = master(store, name) else { return Ok(()) };
     let elements = store.get(name)?.shape.elements();
@@ -150,8 +150,8 @@ pub(crate) fn widen_master(store: &mut impl Writer, name: &str) -> Result<(), Tr
     Ok(())
 }
 
-/// Loads every parameter under its name, and its master in full precision. A value that is no number is refused
-/// here: whatever a model computes from it is worth nothing.
+/// Loads every parameter by name, and its master in full precision. Refuses non-finite values: nothing computed from
+/// them would be usable.
 pub(crate) fn load(
     store: &mut impl Writer,
     model: &AnyModel,
@@ -160,7 +160,7 @@ pub(crate) fn load(
     load_each(store, model, model.parameters(), source)
 }
 
-/// The same, except that parameters that the source lacks stay as they were initialized.
+/// The same, but parameters that the source lacks keep their initial values.
 pub(crate) fn load_or_start_fresh(
     store: &mut impl Writer,
     model: &AnyModel,
@@ -171,7 +171,7 @@ pub(crate) fn load_or_start_fresh(
     load_each(store, model, specs, source)
 }
 
-/// Loads what is trained beside a frozen base, which is there already.
+/// Loads what is trained on top of a frozen base, which is already loaded.
 pub(crate) fn load_adapters(
     store: &mut impl Writer,
     model: &AnyModel,
@@ -182,8 +182,8 @@ pub(crate) fn load_adapters(
     load_each(store, model, specs.unwrap_or_default(), source)
 }
 
-/// Draws the parameters that start uniform. These are adapters and image classifiers, small enough to be drawn here and
-/// written.
+/// Initializes the parameters that start with uniform values. Only adapters and image classifiers have those; they are
+/// small enough to be generated on the host.
 pub(crate) fn draw_uniform(
     store: &mut impl Writer,
     instances: &[ParameterInstance],
@@ -214,7 +214,7 @@ pub(crate) fn draw_uniform(
     Ok(())
 }
 
-/// Elements that are read at a time, in whole rows: memory does not grow with the size of a parameter.
+/// Elements read at once, in whole rows, so that memory does not depend on the size of a parameter.
 const ELEMENTS_AT_A_TIME: usize = 1 << 20;
 
 fn load_each(
@@ -254,7 +254,7 @@ fn load_each(
     Ok(())
 }
 
-/// Room for what is being loaded.
+/// Buffers for loading.
 #[derive(Default)]
 struct Buffers {
     wide: Vec<f32>,
@@ -262,7 +262,7 @@ struct Buffers {
     packed: Vec<u8>,
 }
 
-/// Rows of a parameter.
+/// A range of rows of a parameter.
 struct Part<'a, S> {
     source: &'a S,
     spec: &'a ParameterSpec,
@@ -270,7 +270,7 @@ struct Part<'a, S> {
 }
 
 impl<S: ParameterSource> Part<'_, S> {
-    /// Their values, which are finite.
+    /// Reads the rows, and refuses non-finite values.
     fn read<'b, E: Element + Scalar>(&self, buffer: &'b mut Vec<E>) -> Result<&'b [E], TrainError> {
         let Part { source, spec, rows } = self;
         let row = spec.row_elements();
@@ -285,7 +285,7 @@ impl<S: ParameterSource> Part<'_, S> {
     }
 }
 
-/// The format of a parameter in bytes. A program without a config does not say it.
+/// The format of a parameter stored as bytes. Without a config it is unknown.
 fn quantized_format(
     name: &str,
     format: Option<QuantizedFormat>,
@@ -299,13 +299,13 @@ fn quantized_format(
 fn first_non_finite<E: Element>(values: &[E]) -> Option<usize> {
     const CHUNK: usize = 1024;
     let is_odd = |value: &E| !value.to_f32().is_finite();
-    // A look at all of a chunk becomes vector instructions, and as a rule there is none.
+    // Checking a whole chunk vectorizes, and usually finds nothing.
     let has_one = |some: &[E]| some.iter().fold(false, |any, value| any | is_odd(value));
     let first = values.chunks(CHUNK).position(has_one)? * CHUNK;
     values[first..].iter().position(is_odd).map(|place| first + place)
 }
 
-/// Copies every parameter to where it has the same name and is f32: from its master, where it has one, and else as it is.
+/// Copies every parameter to an f32 tensor of the same name: from its master if it has one, else from the parameter.
 pub(crate) fn copy_widened(
     from: &mut impl Reader,
     model: &AnyModel,
@@ -324,7 +324,7 @@ pub(crate) fn copy_widened(
     Ok(())
 }
 
-/// Saves every parameter: from its master, where it has one, and else as it is.
+/// Saves every parameter: from its master if it has one, else as it is.
 pub(crate) fn save(
     store: &mut impl Reader,
     model: &AnyModel,
@@ -340,7 +340,7 @@ pub(crate) fn save(
     Ok(model.save(output, options, provide)?)
 }
 
-/// Saves the adapters for PEFT.
+/// Saves the adapters in PEFT's format.
 pub(crate) fn save_adapters(
     store: &mut impl Reader,
     model: &AnyModel,
@@ -363,7 +363,7 @@ fn no_adapters() -> TrainError {
     TrainError::Option { option: "model", problem }
 }
 
-/// A tensor's values, widened to f32.
+/// Reads a tensor's values, widened to f32.
 pub(crate) fn read(store: &mut impl Reader, name: &str) -> Result<Vec<f32>, TrainError> {
     if let Some((moment, elements)) = int8_moment(store, name)? {
         let mut bytes = vec![0u8; store.get(name)?.size_bytes()];
@@ -375,7 +375,7 @@ pub(crate) fn read(store: &mut impl Reader, name: &str) -> Result<Vec<f32>, Trai
     Ok(values)
 }
 
-/// Which moment in 8 bits a tensor is, and of how many elements; none if it is something else.
+/// If a tensor is an 8-bit moment: which one, and its number of elements.
 fn int8_moment(store: &impl Reader, name: &str) -> Result<Option<(Moment, usize)>, TrainError> {
     let Tensor { dtype, class, .. } = store.get(name)?;
     if (*dtype, *class) != (DType::U8, TensorClass::OptimizerState) {
@@ -403,7 +403,7 @@ fn read_widened(
     Ok(())
 }
 
-/// Sets a tensor from f32 values, and a parameter's master with it.
+/// Writes a tensor from f32 values, and a parameter's master with it.
 pub(crate) fn write(
     store: &mut impl Writer,
     name: &str,
@@ -422,7 +422,7 @@ pub(crate) fn write(
             let values: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
             store.write(name, &values)
         }
-        // Another number of values makes rows of another form, which do not fit.
+        // A wrong number of values gives rows of another size, which the store refuses.
         DType::U8 => {
             let row_count = store.get(name)?.shape.rows();
             let columns = (values.len() / row_count).max(1);
