@@ -3,28 +3,28 @@ use crate::{Prediction, Queue, Simulation};
 /// The resource that limits a plan's speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// The card computes all the time, and recomputes nothing.
+    /// The GPU computes all the time, and recomputes nothing.
     Compute,
-    /// The card computes all the time, but recomputes some of it for lack of memory.
+    /// The GPU computes all the time, but recomputes some of it for lack of memory.
     Memory,
-    /// The card waits for copies.
+    /// The GPU waits for copies.
     Bus,
-    /// The card waits for copies that wait for the disk.
+    /// The GPU waits for copies that wait for the disk.
     Disk,
-    /// The card waits for the host to issue work.
+    /// The GPU waits for the host to issue work.
     Launches,
-    /// The card waits for the data of the next step.
+    /// The GPU waits for the data of the next step.
     Data,
 }
 
-/// A compute queue busy for less than this share waits for something worth naming.
+/// If the compute queue is busy for less than this fraction, what it waits for is the bottleneck.
 const BUSY: f64 = 0.9;
 
-/// Recomputation below this share is not worth naming.
+/// Recomputation below this fraction is ignored.
 const AGAIN: f64 = 0.02;
 
 impl Bottleneck {
-    /// Of a simulated step.
+    /// The bottleneck of a simulated step.
     pub fn of(prediction: &Prediction, simulation: &Simulation) -> Bottleneck {
         if prediction.busy[Queue::COMPUTE] >= BUSY {
             return match prediction.recompute_fraction > AGAIN {
@@ -46,7 +46,7 @@ impl Bottleneck {
         }
     }
 
-    /// `pcie`.
+    /// The name in reports: `compute`, `pcie`.
     pub fn name(self) -> &'static str {
         match self {
             Bottleneck::Compute => "compute",

@@ -1,4 +1,4 @@
-//! Decisions as a few numbers, for a search: the blocks of a stage differ only by their position.
+//! Decisions in a compact form for the search: the blocks of a stage differ only by their position.
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::lower::Lowering;
@@ -16,7 +16,7 @@ pub(crate) struct Saving {
     pub(crate) recompute_seconds: f64,
 }
 
-/// Depths of rings to begin with.
+/// Initial ring depths.
 pub(crate) const STATE_RING: usize = 6;
 pub(crate) const ACTIVATION_RING: usize = 2;
 pub(crate) const INPUT_RING: usize = 2;
@@ -39,22 +39,22 @@ pub(crate) struct Choice {
     pub(crate) disk: DiskChoice,
 }
 
-/// How much of the streamed optimizer state and of the frozen weights is on disk. A search keeps to one of these.
+/// How much of the streamed optimizer state and frozen weights is on disk. A search uses one fixed value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct DiskChoice {
-    /// In parts of [`DiskChoice::SHARES`], of one kind of state after the other: once all second moments are on
-    /// disk, first moments follow.
+    /// In units of 1/[`DiskChoice::SHARES`] of one kind of state, one kind after another: once all second moments are
+    /// on disk, first moments follow.
     pub(crate) share: usize,
-    /// Slots of pinned memory on the way.
+    /// Slots of pinned memory for staging state.
     pub(crate) ring: usize,
-    /// Of the frozen weights, in parts of [`DiskChoice::SHARES`].
+    /// Fraction of the frozen weights, in units of 1/[`DiskChoice::SHARES`].
     pub(crate) frozen_share: usize,
-    /// Slots of pinned memory on their way.
+    /// Slots of pinned memory for staging frozen weights.
     pub(crate) frozen_ring: usize,
 }
 
 impl DiskChoice {
-    /// How many parts all state of a kind has.
+    /// Units per kind of state.
     pub(crate) const SHARES: usize = 16;
 
     /// By block: how many kinds of its state are on disk, spread evenly over the blocks whose state is streamed.
@@ -90,7 +90,7 @@ impl DiskChoice {
     }
 }
 
-/// Whether a block is one of a share of all, in parts of [`DiskChoice::SHARES`], spread evenly.
+/// Whether a block is part of a share, in units of 1/[`DiskChoice::SHARES`], spread evenly over the blocks.
 fn is_of_share(share: usize, index: usize, blocks: usize) -> bool {
     let count = (blocks * share).div_ceil(DiskChoice::SHARES);
     (index + 1) * count / blocks > index * count / blocks
@@ -105,7 +105,7 @@ pub(crate) struct FirstGroup {
     pub(crate) stages: Vec<ActivationChoice>,
 }
 
-/// What is chosen for the blocks of a stage.
+/// The choice for the blocks of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StageChoice {
     pub(crate) activations: ActivationChoice,
@@ -115,7 +115,7 @@ pub(crate) struct StageChoice {
     pub(crate) states: usize,
 }
 
-/// What is chosen for the activations of a stage's blocks.
+/// The choice for the activations of a stage's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ActivationChoice {
     /// The last `kept.1` blocks keep the units of saving `kept.0`.
@@ -242,7 +242,7 @@ impl Choice {
         self.group_sizes() == other.group_sizes()
     }
 
-    /// Both.
+    /// Whether both agree in groups and in placement.
     pub(crate) fn is_of_a_kind_with(&self, other: &Choice) -> bool {
         self.groups_alike(other) && self.places_alike(other)
     }

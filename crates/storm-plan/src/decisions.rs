@@ -1,4 +1,4 @@
-//! What a planner decides. No decision changes a bit of the result.
+//! The planner's decisions. None of them changes a bit of the result.
 
 use crate::Task;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ use smallvec::{SmallVec, smallvec};
 pub enum Storage {
     /// Stays in device memory.
     Keep,
-    /// Is recomputed.
+    /// Is recomputed in the backward pass.
     Recompute,
-    /// Waits in host memory.
+    /// Is offloaded to host memory.
     Offload,
 }
 
@@ -61,8 +61,9 @@ pub enum UpdateTime {
     EndOfStep,
     /// In the next step: each block is updated just before its first use, while the block before it runs.
     NextStep,
-    /// In the backward pass, each block as soon as its gradients are complete, so that no gradient outlives its block except for parts
-    /// of tied ones. For steps of one group, without clipping. A gradient that is not finite cancels nothing.
+    /// In the backward pass, each block as soon as its gradients are complete, so that no gradient outlives its block,
+    /// except parts of tied ones. Requires steps of one group, without clipping. A non-finite gradient does not cancel
+    /// the update.
     InBackward,
 }
 
@@ -205,7 +206,7 @@ impl Decisions {
         self.groups.iter().map(|group| group.micro_batches).max().unwrap_or(0)
     }
 
-    /// For people: `8`, or `2, then 1`.
+    /// For display: `8`, or `2, then 1`.
     pub fn group_sizes(&self) -> String {
         let sizes: Vec<String> =
             self.groups.iter().map(|group| group.micro_batches.to_string()).collect();

@@ -1,30 +1,30 @@
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// A program that cannot be planned.
+    /// The program cannot be planned.
     #[error("cannot plan this program: {problem}")]
     Task {
         /// What prevents it.
         problem: String,
     },
-    /// Hardware without a link that every plan needs.
+    /// The hardware lacks a link that every plan needs.
     #[error("cannot plan for hardware `{hardware}`: it has no link from {link}")]
     NoLink {
         /// The profile's name.
         hardware: String,
-        /// What is missing.
+        /// The missing link.
         link: crate::Link,
     },
     /// Nothing fits the budget.
     #[error("no plan fits the budget: {0}")]
     TooSmall(Box<crate::TooSmall>),
-    /// A plan that the checker rejects: a bug, reported instead of run.
+    /// The checker rejects the plan: a bug, reported instead of run.
     #[error("the plan is not safe to run, which is a bug in STORM: {problem}")]
     Unsafe {
         /// What the checker found.
         problem: String,
     },
-    /// Decisions that contradict each other or the program.
+    /// The decisions contradict each other or the program.
     #[error("these decisions cannot work together: {problem}")]
     Decisions {
         /// Why.

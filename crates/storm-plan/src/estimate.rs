@@ -1,5 +1,5 @@
-//! A quick estimate of a plan's step time, to decide which plans are worth building: each pass takes
-//! as long as its busiest queue, of compute, the two copy queues, and that between ranks.
+//! A quick estimate of a plan's step time, to decide which plans are worth building: each pass takes as long as its
+//! busiest queue: compute, the two copy queues, or the queue between ranks.
 
 use crate::choice::{ActivationChoice, Choice, Saving, StageChoice};
 use crate::decisions::RingMemory;
@@ -7,7 +7,7 @@ use crate::lower::{Communication, Lowering, Sizes};
 use crate::queue::Link;
 use crate::{Storage, Streaming, UpdateTime};
 
-/// Even the busiest copy queue is not always busy: it waits for slots.
+/// Even the busiest copy queue has gaps: it waits for slots.
 const COPIES_WAIT: f64 = 1.1;
 
 /// Times and sizes of a task that all estimates share.
@@ -33,13 +33,13 @@ struct Times {
 #[derive(Clone, Copy, Default)]
 struct ParameterTraffic {
     weights: f64,
-    /// Of the weights, those that come from the disk.
+    /// The part of the weights that comes from disk.
     from_disk: f64,
     gradients: f64,
     states: f64,
     update_gradients: f64,
     updated_weights: f64,
-    /// Sums of lanes, each way with each lane but the first.
+    /// Sums of lanes, each copied in and out for every lane but the first.
     sums: f64,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Estimator<'a> {
         Estimator { lowering, savings, stages, ranks: lowering.communication() }
     }
 
-    /// A lower bound for every plan of this choice: the busiest queue without a pause.
+    /// A lower bound for every plan of this choice: the time of the busiest queue without gaps.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
         let (lanes, after_first) = self.counts(choice);
         let [first, usual] = self.groups(choice);
@@ -132,7 +132,7 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// What a stage recomputes in one micro-batch.
+    /// Time a stage spends on recomputation in one micro-batch.
     fn recompute_seconds(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
         let (times, savings) = (&self.stages[stage], &self.savings[stage]);
         let kept = (chosen.kept.1 as f64).min(times.blocks);
@@ -150,7 +150,7 @@ impl<'a> Estimator<'a> {
             + replayed * times.forward
     }
 
-    /// What a stage offloads in one micro-batch.
+    /// Bytes a stage offloads in one micro-batch.
     fn offloaded_bytes(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
         let (times, savings) = (&self.stages[stage], &self.savings[stage]);
         if times.passes < 2.0 {
@@ -174,7 +174,7 @@ impl<'a> Estimator<'a> {
         offloaded * bytes + kept * beside + inputs
     }
 
-    /// What a block that keeps some units offloads.
+    /// Bytes offloaded by a block that keeps some units.
     fn bytes_beside(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
         let savings = &self.savings[stage];
         let (kept, away) = (&savings[chosen.kept.0].mask, &savings[chosen.offloaded.0].mask);
@@ -215,7 +215,7 @@ impl<'a> Estimator<'a> {
         traffic
     }
 
-    /// The time of a pass: that of its busiest queue. The weights of `traffic` are part of what comes in.
+    /// The time of a pass, which is that of its busiest queue. `into` includes the weights of `traffic`.
     fn pass(&self, compute: f64, into: f64, out: f64, traffic: &ParameterTraffic) -> f64 {
         let profile = self.lowering.profile;
         let disk = profile.find_link(Link::DISK_TO_HOST);
@@ -276,8 +276,9 @@ impl<'a> Estimator<'a> {
             )
     }
 
-    /// What the queue between ranks takes beyond the kernels beside it. Exchanges run beside the backward pass of the group
-    /// that ends a lane, except for the last of them, and gathers beside the next forward pass if updates are deferred.
+    /// Time of the queue between ranks that kernels do not hide. Exchanges overlap with the backward pass of the last
+    /// group of a lane, except for the last exchange. Gathers overlap with the next forward pass if updates are
+    /// deferred.
     fn waiting_for_ranks(&self, choice: &Choice, first: &GroupTimes, ending: &GroupTimes) -> f64 {
         let Communication { exchange, last_exchange, gather, squares } = self.ranks;
         let exchanges = last_exchange + (exchange - last_exchange - ending.backward).max(0.0);
@@ -288,7 +289,7 @@ impl<'a> Estimator<'a> {
         self.lowering.task.lanes as f64 * exchanges + gathers + squares
     }
 
-    /// Seconds of a group that applies no update and starts no gradients.
+    /// Time of a group that applies no update and starts no gradients.
     pub(crate) fn later_group_seconds(&self, choice: &Choice) -> f64 {
         let [_, usual] = self.groups(choice);
         self.usual_group_seconds(&usual, &self.traffic(choice))
@@ -300,7 +301,7 @@ impl<'a> Estimator<'a> {
             + self.pass(group.backward, weights + group.offloaded + gradients, gradients, traffic)
     }
 
-    /// With a single slot, incoming data waits for what it replaces: about half of it is not hidden.
+    /// With a single slot, incoming data waits for the data it replaces: about half of the copy time is not hidden.
     fn exposed_seconds(
         &self,
         choice: &Choice,

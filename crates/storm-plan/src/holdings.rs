@@ -1,11 +1,11 @@
-//! What a plan holds in each tier and what a step copies, by kind of tensor.
+//! A plan's memory in each tier and its copies per step, by kind of tensor.
 
 use crate::plan::{InstructionId, Plan, Work};
 use crate::queue::PerQueue;
 use crate::tier::PerTier;
 use serde::Serialize;
 
-/// Tensors that users think of as one thing.
+/// Kinds of tensors in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TensorKind {
@@ -15,9 +15,9 @@ pub enum TensorKind {
     Gradients,
     /// Their moments and master weights.
     OptimizerState,
-    /// What blocks save for their backward pass.
+    /// Tensors that blocks save for their backward pass.
     Activations,
-    /// What blocks receive from the blocks before them, and its gradients.
+    /// Tensors that blocks receive from the blocks before them, and their gradients.
     LayerInputs,
     /// Temporaries.
     WorkArea,
@@ -37,7 +37,7 @@ impl TensorKind {
         TensorKind::Inputs,
     ];
 
-    /// For people.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             TensorKind::Weights => "weights",
@@ -51,20 +51,20 @@ impl TensorKind {
     }
 }
 
-/// Bytes of one kind in every tier, and what a step copies of it.
+/// Memory of one kind in every tier, and its copies per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Of what.
+    /// The kind.
     pub kind: TensorKind,
     /// Its memory in each tier.
     pub bytes: PerTier<u64>,
-    /// What each queue copies of it, per step.
+    /// Bytes of it that each queue copies per step.
     pub copied_bytes: PerQueue<u64>,
 }
 
 impl Plan {
-    /// What the plan holds and copies, in the order of [`TensorKind::ALL`]. The sums are all of its memory
-    /// and all of its copies.
+    /// The plan's memory and copies by kind, in the order of [`TensorKind::ALL`]. They add up to all memory and all
+    /// copies.
     pub fn holdings(&self) -> Vec<Holding> {
         let mut holdings = TensorKind::ALL.map(|kind| Holding {
             kind,

@@ -1,4 +1,4 @@
-//! Device memory that a run does not need between steps.
+//! Finds device memory that is not needed between steps.
 
 use crate::plan::{Plan, Work};
 use crate::ranges::merged_ranges;
@@ -6,8 +6,8 @@ use crate::tier::Tier;
 use std::ops::Range;
 
 impl Plan {
-    /// Device memory that neither persistent tensors nor the evaluation use, in order: while nothing but evaluations runs, it may
-    /// be released. None if the plan has no evaluation.
+    /// Device memory that neither persistent tensors nor the evaluation use, in order. It can be released while only
+    /// evaluations run. Empty if the plan has no evaluation.
     pub fn idle_in_evaluation(&self) -> Vec<Range<usize>> {
         let Some(evaluation) = self.evaluation else { return Vec::new() };
         let mut used: Vec<Range<usize>> = Vec::new();

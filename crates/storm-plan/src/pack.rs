@@ -1,25 +1,25 @@
-//! Assigns addresses by lifetime.
+//! Assigns memory addresses by lifetime.
 
 /// Alignment of offsets, sufficient for every device.
 pub const ALIGNMENT: usize = 256;
 
-/// Something that needs memory from one point in time to another, inclusive.
+/// A buffer that needs memory from one point in time to another, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// How much.
+    /// Its size.
     pub size_bytes: usize,
     /// When it is first written.
     pub made: usize,
-    /// When it is last touched.
+    /// When it is last accessed.
     pub last_use: usize,
 }
 
-/// Offsets, and the size of the area that holds them.
+/// The offsets of buffers, and the total size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// In the order of the lifetimes.
     pub offsets: Vec<usize>,
-    /// The area.
+    /// The total size.
     pub size_bytes: usize,
 }
 
@@ -85,7 +85,7 @@ fn pack_over_time(lifetimes: &[Lifetime]) -> Packing {
     Packing { offsets, size_bytes: top }
 }
 
-/// Up to the next multiple of [`ALIGNMENT`].
+/// Rounds up to a multiple of [`ALIGNMENT`].
 pub fn aligned(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX)
 }

@@ -8,12 +8,12 @@ macro_rules! per {
         pub struct $name<T>([T; $key::COUNT_MAX]);
 
         impl<T> $name<T> {
-            /// From the entry of each.
+            /// Computes the entry of each key.
             pub fn from_fn(mut entry: impl FnMut($key) -> T) -> $name<T> {
                 $name(std::array::from_fn(|index| entry($key::at(index))))
             }
 
-            /// As `from_fn`, with a function that may fail.
+            /// Like `from_fn`, with a function that may fail.
             ///
             /// # Errors
             /// The first error.
@@ -25,29 +25,29 @@ macro_rules! per {
                 Ok($name(all.try_into().unwrap_or_else(|_| unreachable!("one of each"))))
             }
 
-            /// All of them, in order.
+            /// All entries with their keys, in order.
             pub fn iter(&self) -> impl Iterator<Item = ($key, &T)> {
                 self.0.iter().enumerate().map(|(index, entry)| ($key::at(index), entry))
             }
 
-            /// The same, to be changed.
+            /// All entries with their keys, mutable.
             pub fn iter_mut(&mut self) -> impl Iterator<Item = ($key, &mut T)> {
                 self.0.iter_mut().enumerate().map(|(index, entry)| ($key::at(index), entry))
             }
 
-            /// Each as something else.
+            /// Applies a function to each entry.
             pub fn map<U>(self, each: impl FnMut(T) -> U) -> $name<U> {
                 $name(self.0.map(each))
             }
         }
 
         impl<T: Copy> $name<T> {
-            /// The same of each.
+            /// The same entry for every key.
             pub const fn of_each(entry: T) -> $name<T> {
                 $name([entry; $key::COUNT_MAX])
             }
 
-            /// With another entry.
+            /// Replaces one entry.
             #[must_use]
             pub fn with(mut self, key: $key, entry: T) -> $name<T> {
                 self[key] = entry;

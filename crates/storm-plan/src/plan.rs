@@ -17,25 +17,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{Graph, Tensor, TensorClass, work};
 
-/// A position in [`Plan::values`].
+/// An index into [`Plan::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// As a position.
+    /// The value as an index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A tensor or a piece of one, by its meaning: the gate of layer 3 in the second micro-batch of a
-/// group. It may lie in several places at a time. A reader must find the version that the compute
-/// queue wrote last before it.
+/// A logical tensor or a piece of one, such as the gate of layer 3 in the second micro-batch of a group. It may be in
+/// several places at once. A reader must find the version that the compute queue wrote last before it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Value {
     /// For display: `layers.3.mlp.gate_up[1]`.
     pub name: String,
-    /// Its size, wherever it lies.
+    /// Its size, the same in every place.
     pub size_bytes: usize,
     /// What kind of tensor it is.
     #[serde(skip)]
@@ -45,16 +44,16 @@ pub struct Value {
 /// A value at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Operand {
-    /// What is there.
+    /// The value.
     pub value: ValueId,
     /// First byte.
     pub offset: usize,
 }
 
-/// What an instruction touches. Inline for a few values, since a search builds many plans.
+/// The values an instruction accesses. Stored inline if there are few, because a search builds many plans.
 pub type Operands = SmallVec<[Operand; 4]>;
 
-/// A position in [`Plan::graphs`].
+/// An index into [`Plan::graphs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct GraphId(pub u32);
 
@@ -63,17 +62,17 @@ pub struct GraphId(pub u32);
 pub struct InstructionId(pub u32);
 
 impl InstructionId {
-    /// As a position.
+    /// The id as an index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A position in [`Plan::segments`].
+/// An index into [`Plan::segments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct SegmentId(pub u32);
 
-/// One node of a graph over given addresses in the tier that kernels work in.
+/// A kernel: one node of a graph, with addresses in the tier that kernels work in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compute {
     /// The graph.
@@ -102,11 +101,11 @@ pub struct Copy {
     pub from: Place,
     /// First byte that is written, in another tier.
     pub to: Place,
-    /// How many.
+    /// Size.
     pub bytes: usize,
-    /// What is copied, and its offset from the first byte.
+    /// The copied values, with their offsets from the first byte.
     pub values: Operands,
-    /// What users think of it as, for reports.
+    /// The kind of tensor, for reports.
     pub kind: TensorKind,
 }
 
@@ -122,24 +121,23 @@ impl Copy {
     }
 }
 
-/// Fills the host's slots of a group's inputs with the data of the step's next micro-batches. What it
-/// takes was read in the step before, so it never waits for a disk.
+/// Fills the host slots of a group's inputs with the data of the step's next micro-batches. That data was read in the
+/// step before, so a fetch never waits for a disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fetch {
-    /// Positions in [`Plan::inputs`], each of a micro-batch of the group. They say where it writes.
+    /// Indices into [`Plan::inputs`], each for a micro-batch of the group, which give the places to write.
     pub inputs: Vec<u32>,
-    /// How many micro-batches of the step it takes.
+    /// Number of micro-batches it takes.
     pub micro_batches: usize,
 }
 
-/// Reads ahead from the data source: the micro-batches of the next step that have the numbers of those
-/// that a [`Fetch`] took, into the memory that it left. That memory belongs to the source and has no
-/// address in a plan.
+/// Reads ahead from the data source: the micro-batches of the next step with the same numbers as those a [`Fetch`]
+/// took, into the memory that it freed. That memory belongs to the source and has no address in the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReadAhead {
-    /// How many micro-batches.
+    /// Number of micro-batches.
     pub micro_batches: usize,
-    /// What that comes to in the slots of the inputs.
+    /// Their size in the input slots.
     pub bytes: usize,
 }
 
@@ -150,28 +148,28 @@ pub enum Work {
     Compute(Compute),
     /// A copy between tiers.
     Copy(Copy),
-    /// Data of this step into the slots of inputs.
+    /// Moves data of this step into input slots.
     Fetch(Fetch),
-    /// Data of the next step from its source.
+    /// Reads data of the next step from its source.
     ReadAhead(ReadAhead),
-    /// Data from and to other ranks.
+    /// Communication with other ranks.
     Collective(Collective),
 }
 
 /// One entry of a queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Instruction {
-    /// What it does.
+    /// The work.
     pub work: Work,
-    /// Instructions of other queues that must be done before it starts: the last run of each that was
-    /// issued before this one. One that was never issued delays nothing.
+    /// Instructions in other queues that must finish before this one starts: for each, its last run issued before this
+    /// one. An instruction that was never issued delays nothing.
     pub waits: Vec<InstructionId>,
 }
 
 /// A part of the instruction list that runs as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
-    /// For people: `first group`.
+    /// For display: `first group`.
     pub name: &'static str,
     /// Its instructions.
     pub instructions: Range<usize>,
@@ -180,9 +178,9 @@ pub struct Segment {
 /// A segment, run a number of times in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
-    /// Which.
+    /// The segment.
     pub segment: SegmentId,
-    /// How often.
+    /// The number of runs.
     pub times: usize,
 }
 
@@ -203,17 +201,17 @@ pub struct Lasting {
     pub tensor: Tensor,
     /// Its values, which are contiguous.
     pub pieces: Vec<ValueId>,
-    /// Its places as a whole between two steps. A change must be made in all of them, and every step ends
-    /// with the latest value in all of them.
+    /// Places that hold the whole tensor between two steps. A write must change all of them, and every step ends with
+    /// the latest value in all of them.
     pub places: Vec<Place>,
-    /// Places of single pieces, by position among the pieces, in order of the positions. The same holds for
-    /// them. A tensor that has no place as a whole has one for each piece.
+    /// Places of single pieces, by index of the piece, in order. The same rules hold for them. A tensor without a
+    /// place as a whole has one for each piece.
     pub parts: Vec<(u32, Place)>,
-    /// What it is a part of, if ranks share the whole and this one owns the part.
+    /// The whole that this tensor is a part of, if ranks share the whole and this one owns the part.
     pub shard: Option<Shard>,
 }
 
-/// A persistent tensor that ranks share. Each has the parts that it owns, as persistent tensors of their own.
+/// A persistent tensor that ranks share. Each rank holds the parts it owns, as separate persistent tensors.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sharded {
     /// The whole: full name, shape, dtype.
@@ -224,7 +222,7 @@ pub struct Sharded {
 }
 
 impl Sharded {
-    /// What a rank owns of some bytes of it, in order.
+    /// The ranges within `bytes` that a rank owns, in order.
     pub fn owned(&self, rank: u32, bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let mut start = 0;
         let parts = self.parts.iter().map(move |&(owner, size)| {
@@ -238,57 +236,57 @@ impl Sharded {
     }
 }
 
-/// Which part of a tensor a rank owns.
+/// The position of a part that a rank owns in the whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shard {
     /// Name of the whole tensor.
     pub tensor: String,
-    /// Where the part begins in it.
+    /// Its offset in the whole tensor.
     pub first_byte: usize,
 }
 
-/// Something that the host writes before a segment or a step, or that a [`Fetch`] of the segment writes.
+/// An input: written by the host before a segment or a step, or by a [`Fetch`] of the segment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Input {
-    /// `tokens`, `denominator`.
+    /// For example `tokens` or `denominator`.
     #[serde(skip)]
     pub tensor: Tensor,
     /// Its value.
     pub value: ValueId,
-    /// The micro-batch of the group that it belongs to; none for what exists once per step.
+    /// The micro-batch of the group it belongs to; `None` if it exists once per step.
     pub micro_batch: Option<u16>,
     /// Where the host writes it.
     pub place: Place,
-    /// The copies that read it. The host writes it only when all issued ones are done.
+    /// The copies that read it. The host may write it only when all issued ones are done.
     pub copies: Vec<InstructionId>,
-    /// The fetches that write it. In their segments the host does not; elsewhere it writes only when all
-    /// issued ones are done.
+    /// The fetches that write it. In their segments, the host does not write it; elsewhere, only when all issued ones
+    /// are done.
     pub fetches: Vec<InstructionId>,
 }
 
-/// Something that the host reads after a segment or a step.
+/// A result: read by the host after a segment or a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanResult {
-    /// `loss`, `step.gradient_norm`.
+    /// For example `loss` or `step.gradient_norm`.
     #[serde(skip)]
     pub tensor: Tensor,
     /// Its value.
     pub value: ValueId,
-    /// The micro-batch of the group that it belongs to; none for what exists once per step.
+    /// The micro-batch of the group it belongs to; `None` if it exists once per step.
     pub micro_batch: Option<u16>,
     /// Where the host finds it.
     pub place: Place,
-    /// The copies that write it. The host reads it when the last issued one is done, and reads it
-    /// before it issues another segment that contains one of them.
+    /// The copies that write it. The host reads it when the last issued one is done, and before it issues another
+    /// segment that contains one of them.
     pub copies: Vec<InstructionId>,
 }
 
 /// A named range of a tier, for display.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Region {
-    /// `weights of layers`, `work area`.
+    /// For example `weights of layers` or `work area`.
     pub name: String,
-    /// What it holds.
+    /// The kind of tensor in it.
     pub kind: TensorKind,
     /// Which memory.
     pub tier: Tier,
@@ -308,9 +306,9 @@ pub struct Plan {
     pub values: Vec<Value>,
     /// All instructions of all segments.
     pub instructions: Vec<Instruction>,
-    /// How the list is cut.
+    /// The segments of the list.
     pub segments: Vec<Segment>,
-    /// What a step runs, in order. All queues are empty before and after it.
+    /// The runs of a step, in order. All queues are empty before and after it.
     pub step: Vec<Run>,
     /// When gradients are applied.
     pub update: UpdateTime,
@@ -321,26 +319,26 @@ pub struct Plan {
     pub evaluation: Option<SegmentId>,
     /// The persistent tensors, and where they are between steps.
     pub lasting: Vec<Lasting>,
-    /// What the host writes.
+    /// Inputs, written by the host.
     pub inputs: Vec<Input>,
-    /// What the host reads.
+    /// Results, read by the host.
     pub results: Vec<PlanResult>,
-    /// Size of the memory that it takes.
+    /// Memory size in each tier.
     pub bytes: PerTier<usize>,
     /// The links that copies use, and whether there is a data source. Each has a queue.
     pub links: Links,
     /// Named ranges of memory.
     pub regions: Vec<Region>,
-    /// Which of the ranks that share the step runs it.
+    /// The rank that this plan is for.
     pub rank: RankPlace,
     /// The persistent tensors that ranks share.
     pub sharded: Vec<Sharded>,
-    /// Values that this rank alone has, in order: of other ranks' shards there is nothing here.
+    /// Values that only this rank has, in order. The plan contains nothing of other ranks' shards.
     pub own: Vec<ValueId>,
 }
 
 impl Plan {
-    /// The tiers it uses memory of, always including host and device.
+    /// The tiers the plan uses, always including host and device.
     pub fn tiers(&self) -> impl Iterator<Item = Tier> {
         let always = [Tier::DEVICE, Tier::HOST];
         let taken = self.bytes.iter().map(|(tier, &bytes)| (tier, bytes > 0));
@@ -363,11 +361,11 @@ impl Plan {
         self.links.queues()
     }
 
-    /// Where an instruction runs.
+    /// The queue of an instruction.
     ///
     /// # Panics
-    /// If it is a copy over a link that the plan does not have, takes data and the plan has no source, or is a collective and the
-    /// plan is for one rank.
+    /// The instruction is a copy over a link that the plan lacks, takes data although the plan has no source, or is a
+    /// collective although the plan is for one rank.
     pub fn queue(&self, id: InstructionId) -> Queue {
         match &self.instructions[id.index()].work {
             Work::Compute(_) => Queue::COMPUTE,

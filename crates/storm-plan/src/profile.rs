@@ -1,4 +1,4 @@
-//! What a machine can do, as numbers: measured by `storm probe` or taken from published figures.
+//! Hardware performance as numbers: measured by `storm probe`, or taken from data sheets.
 
 mod file;
 mod link;
@@ -15,46 +15,45 @@ pub use ranks::{MachineLink, RankLink};
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
-/// A card and its link to the host.
+/// The performance of a GPU and its links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HardwareProfile {
-    /// Short: `h200`.
+    /// Short name: `h200`.
     pub name: String,
-    /// Where the figures come from: a command and a date, or the publications.
+    /// Where the numbers come from: a command and a date, or data sheets.
     pub source: String,
-    /// How far off predicted step times may be, as a fraction, if the figures are from a data sheet; none if
-    /// they were measured.
+    /// Possible error of predicted step times, as a fraction, if the numbers are from a data sheet; `None` if measured.
     pub uncertainty: Option<f64>,
-    /// All memory of the card.
+    /// Total memory of the GPU.
     pub memory_bytes: u64,
-    /// What the process holds on the card besides the plan's block: context, code, workspaces.
+    /// Device memory the process holds besides the plan: context, code, workspaces.
     pub overhead_bytes: u64,
-    /// If known, the model includes what small kernels lose: idle multiprocessors, short sums, and kernel start.
-    /// Otherwise a kernel is assumed to be as efficient with few rows as with many.
+    /// If known, the model includes the losses of small kernels: idle multiprocessors, short sums, and kernel start.
+    /// Otherwise kernels are assumed to be as efficient with few rows as with many.
     pub multiprocessors: Option<u32>,
     /// Dense bf16 matrix products, floating-point operations per second, for products without a nearby measured
     /// point.
     pub gemm_flops: f64,
     /// Dense f32 matrix products.
     pub gemm_f32_flops: f64,
-    /// Dense products of 8-bit floats; none if they were not measured, or the device has no faster ones than those of bf16.
+    /// Dense fp8 matrix products; `None` if not measured, or if the device is no faster with fp8 than with bf16.
     pub gemm_fp8_flops: Option<f64>,
-    /// Attention forward; a causal square counts half.
+    /// Attention forward; causal attention counts half the products of the full square.
     pub attention_forward_flops: f64,
-    /// Attention backward; five products count.
+    /// Attention backward; counts five products.
     pub attention_backward_flops: f64,
     /// Bytes per second that elementwise kernels move, reads plus writes.
     pub memory_bandwidth: f64,
-    /// Which tiers copies can go between, and how fast. Host and device are always linked.
+    /// The links between tiers and their speed. Host and device are always linked.
     pub links: Vec<LinkProfile>,
-    /// Bytes per second that the data of a run is read and decoded at. Not known before a run has read some of
-    /// it: then reading takes no time.
+    /// Bytes per second at which data is read and decoded. Unknown before a run has read some data; reading then counts
+    /// as free.
     pub data_bandwidth: Option<f64>,
     /// The least time from a kernel's start to the start of the next.
     pub kernel_seconds: f64,
-    /// What issuing one instruction costs the host.
+    /// Host time to issue one instruction.
     pub launch_seconds: f64,
-    /// Allocation of pinned host memory.
+    /// Time to allocate pinned host memory.
     pub pinned_seconds_per_gib: f64,
     /// Measured matrix products.
     pub gemm: Vec<GemmPoint>,
@@ -62,13 +61,13 @@ pub struct HardwareProfile {
     pub attention: Vec<AttentionPoint>,
     /// Measured kernels that are limited by memory rather than compute.
     pub elementwise: Vec<ElementwisePoint>,
-    /// How fast a disk of this machine reads records, if that was measured.
+    /// Read speed for records on a disk of this machine, if measured.
     pub disk: Option<DiskProfile>,
-    /// What connects the ranks of a step. None if it is not known: then collectives take no time.
+    /// The link between the ranks of a step. If `None`, collectives count as free.
     pub ranks: Option<RankLink>,
 }
 
-/// What a product of typical size loses; rates given for all products include it.
+/// Typical loss of a product of common size, which rates for all products include.
 const USUAL_WASTE: f64 = 1.1;
 
 /// The three products of a linear layer.
@@ -122,7 +121,7 @@ pub struct AttentionPoint {
     pub backward_flops: f64,
 }
 
-/// Bytes per second of an op, operands plus outputs.
+/// Measured bandwidth of an op, operands plus outputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ElementwisePoint {
@@ -132,74 +131,74 @@ pub struct ElementwisePoint {
     pub bandwidth: f64,
 }
 
-/// How fast records are read from a disk and decoded.
+/// Measured speed of reading records from a disk and decoding them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskProfile {
-    /// The directory that it was measured in.
+    /// The directory used for the measurement.
     pub directory: String,
-    /// How it was read, in words: `io_uring O_DIRECT`.
+    /// The I/O path, for display: `io_uring O_DIRECT`.
     pub reading_path: String,
-    /// Bytes per second of groups of neighbouring blocks, on all cores.
+    /// Bytes per second when reading groups of neighboring blocks, on all cores.
     pub sequential_bytes_per_second: f64,
-    /// Single pages per second from anywhere, on all cores.
+    /// Random single-page reads per second, on all cores.
     pub random_reads_per_second: f64,
-    /// Bytes per second that one core decompresses from zstd, with checksums.
+    /// Bytes per second that one core decompresses with zstd, including checksums.
     pub decode_bytes_per_second: f64,
 }
 
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// Not JSON of this form.
+    /// The text is not a profile in JSON.
     #[error("not a hardware profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// A number that no machine has.
+    /// A number is not positive and finite.
     #[error("`{field}` is {value}; it must be positive and finite")]
     Number {
-        /// Which.
+        /// The field.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         value: f64,
     },
-    /// An invalid list of links.
+    /// The list of links is invalid.
     #[error(
         "`links` joins {near} and {far}: `near` must be a tier before `far`, and no two links may be alike"
     )]
     Link {
         /// The tier given as closer to the kernels.
         near: Tier,
-        /// The other.
+        /// The other tier.
         far: Tier,
     },
-    /// No built-in profile of that name.
+    /// No built-in profile has this name.
     #[error(
         "unknown hardware `{name}`: built in are {known}; or give the path of a profile that `storm probe` wrote"
     )]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The built-in names.
         known: String,
     },
 }
 
-/// Ops that a profile may lack: each with one like it, and its rate as a share of that one's.
+/// Ops that a profile may lack: each with a similar op, and its bandwidth as a fraction of that op's.
 const SIMILAR: &[(&str, &str, f64)] = &[
-    // Bound by quotients and roots, not by memory.
+    // Limited by divisions and square roots, not by memory.
     (storm_graph::ADAMW_INT8, "AdamW", 0.4),
 ];
 
 impl HardwareProfile {
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// Not a profile, or an invalid number.
+    /// The text is not a profile, or a number is invalid.
     pub fn from_json(text: &str) -> Result<HardwareProfile, ProfileError> {
         serde_json::from_str::<ProfileFile>(text)?.into_profile()
     }
 
-    /// The profile as `storm probe` writes it.
+    /// Formats the profile as `storm probe` writes it.
     ///
     /// # Panics
     /// If host and device have no link.
@@ -209,7 +208,7 @@ impl HardwareProfile {
         text
     }
 
-    /// What a link can do; none if the machine does not have it.
+    /// The rates of a link; `None` if the machine lacks it.
     pub fn find_link(&self, link: Link) -> Option<LinkRates> {
         self.links.iter().find(|known| known.has(link)).map(|known| known.rates(link))
     }
@@ -223,21 +222,21 @@ impl HardwareProfile {
         found.unwrap_or_else(|| panic!("hardware `{}` has no link from {link}", self.name))
     }
 
-    /// Time of a copy that is alone in its queue.
+    /// Time of a copy with no other copy in its queue.
     ///
     /// # Panics
-    /// If the machine does not have the link.
+    /// The machine lacks the link.
     pub fn copy_seconds(&self, bytes: usize, link: Link) -> f64 {
         let LinkRates { bandwidth, latency_seconds, .. } = self.link(link);
         latency_seconds + bytes as f64 / bandwidth
     }
 
-    /// Time of reading data from its source.
+    /// Time to read data from its source.
     pub fn read_seconds(&self, bytes: usize) -> f64 {
         self.data_bandwidth.map_or(0.0, |bandwidth| bytes as f64 / bandwidth)
     }
 
-    /// Time of an op, given its operands and outputs.
+    /// Time of an op with these operands and outputs.
     pub fn op_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
         let work_seconds = self.matrix_seconds(op) + self.moving_seconds(op, outputs);
         self.kernel_seconds.max(work_seconds + self.start_seconds())
@@ -311,9 +310,8 @@ impl HardwareProfile {
         flops / rate
     }
 
-    /// The rate of the closest measured product of the same kind and dtype. If the number of multiprocessors is
-    /// known, the model includes what a smaller product loses against it; otherwise every extent must be within
-    /// a factor of four.
+    /// The rate of the closest measured product of the same kind and dtype. If the number of multiprocessors is known,
+    /// the model includes the losses of a smaller product; otherwise every extent must be within a factor of four.
     fn gemm_rate(&self, kind: GemmKind, [rows, columns, inner]: [usize; 3], dtype: DType) -> f64 {
         let bf16 = dtype == DType::BF16;
         let wanted =
@@ -341,12 +339,13 @@ impl HardwareProfile {
         }
     }
 
-    /// How many times as fast products of 8-bit floats are as those of bf16. One figure for all shapes.
+    /// Speed of fp8 products relative to bf16: one factor for all shapes.
     pub(crate) fn fp8_share(&self) -> f64 {
         self.gemm_fp8_flops.map_or(1.0, |flops| flops / self.gemm_flops)
     }
 
-    /// Attention is measured in bf16. In f32 it is assumed to slow down by the same factor as products.
+    /// Slowdown of attention by dtype. It is measured in bf16; f32 is assumed to slow down by the same factor as
+    /// products.
     fn attention_share(&self, qkv: &Tensor) -> f64 {
         match qkv.dtype {
             DType::BF16 => 1.0,
@@ -362,7 +361,7 @@ impl HardwareProfile {
         })
     }
 
-    /// Time for the bytes that an op's kernels move and that its arithmetic does not hide.
+    /// Time to move the bytes of an op's kernels that its arithmetic does not hide.
     fn moving_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
         let bytes = op.moved_bytes(outputs);
         if bytes == 0 {
@@ -371,7 +370,7 @@ impl HardwareProfile {
         bytes as f64 / self.bandwidth(op.timed_as())
     }
 
-    /// Bytes per second of an op, by its name.
+    /// Bandwidth of an op, by name.
     fn bandwidth(&self, op: &str) -> f64 {
         let measured = |op: &str| {
             let point = self.elementwise.iter().find(|point| point.op == op);

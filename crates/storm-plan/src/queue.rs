@@ -1,16 +1,17 @@
-//! What runs concurrently: kernels, copies over the links between tiers, the supply of data, and what ranks send each other.
+//! Queues, which run concurrently: kernels, copies over the links between tiers, data loading, and communication of
+//! ranks.
 
 use crate::per::per;
 use crate::tier::Tier;
 use serde::Serialize;
 use std::fmt;
 
-/// A path from one tier to another. Copies over different links run concurrently.
+/// A direction between two tiers. Copies over different links run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Link {
-    /// Where copies read.
+    /// The source.
     pub from: Tier,
-    /// Where they write.
+    /// The destination.
     pub to: Tier,
 }
 
@@ -24,22 +25,22 @@ impl Link {
     /// Writes to the disk.
     pub const HOST_TO_DISK: Link = Link { from: Tier::HOST, to: Tier::DISK };
 
-    /// The way back.
+    /// The opposite direction.
     #[must_use]
     pub fn reversed(self) -> Link {
         Link { from: self.to, to: self.from }
     }
 }
 
-/// For people: `host to device`.
+/// For display: `host to device`.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} to {}", self.from, self.to)
     }
 }
 
-/// An ordered list of work that runs concurrently with other queues: one for kernels, one for copies
-/// over each of a plan's [`Links`], two for data if the plan fetches any, and one for collectives if several ranks share the step.
+/// An ordered list of work that runs concurrently with other queues. A plan has one for kernels, one for copies over
+/// each of its [`Links`], two for data if it fetches any, and one for collectives if several ranks share the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Queue(u8);
 
@@ -50,10 +51,10 @@ impl Queue {
     pub const HOST_TO_DEVICE: Queue = Queue(1);
     /// Copies over [`Link::DEVICE_TO_HOST`], which every plan has.
     pub const DEVICE_TO_HOST: Queue = Queue(2);
-    /// How many a plan may have.
+    /// Most queues of a plan.
     pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX + 2 + 1;
 
-    /// As a position.
+    /// The queue as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -68,9 +69,9 @@ per! {
     PerQueue by Queue
 }
 
-/// The links of a plan, in the order of their queues: each between two different tiers, no two alike.
-/// Host and device are always linked. A plan may also be linked to a data source, which is no tier: its
-/// contents have no addresses, and only [`Fetch`](crate::Fetch) brings them into one.
+/// The links of a plan, in the order of their queues: each between two different tiers, no two the same. Host and
+/// device are always linked. A plan may also have a data source, which is not a tier: its contents have no addresses,
+/// and only [`Fetch`](crate::Fetch) copies them into one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Links {
     between: Vec<Link>,
@@ -79,13 +80,13 @@ pub struct Links {
 }
 
 impl Links {
-    /// The maximum: all between three tiers.
+    /// Most links: all directions between three tiers.
     pub const COUNT_MAX: usize = 6;
 
-    /// With two more links: from one tier to another and back.
+    /// Adds links between two tiers, in both directions.
     ///
     /// # Panics
-    /// If they are already linked, are the same tier, or there would be too many links.
+    /// The tiers are already linked or the same, or there would be too many links.
     #[must_use]
     pub fn and_between(mut self, near: Tier, far: Tier) -> Links {
         let link = Link { from: far, to: near };
@@ -99,29 +100,29 @@ impl Links {
         self
     }
 
-    /// With a data source.
+    /// Adds a data source.
     #[must_use]
     pub fn and_data(self) -> Links {
         Links { data: true, ..self }
     }
 
-    /// With other ranks.
+    /// Adds communication with other ranks.
     #[must_use]
     pub fn and_ranks(self) -> Links {
         Links { ranks: true, ..self }
     }
 
-    /// All of them.
+    /// All links.
     pub fn iter(&self) -> impl Iterator<Item = Link> {
         self.between.iter().copied()
     }
 
-    /// Whether copies can reach or leave the tier.
+    /// Whether a link starts or ends at the tier.
     pub fn reach(&self, tier: Tier) -> bool {
         self.iter().any(|link| link.from == tier || link.to == tier)
     }
 
-    /// The queue of kernels, then those of the links, then those of data, then that of collectives.
+    /// All queues: kernels, links, data, collectives.
     pub fn queues(&self) -> impl ExactSizeIterator<Item = Queue> + use<> {
         (0..self.before_ranks() + usize::from(self.ranks)).map(Queue::at)
     }
@@ -140,12 +141,12 @@ impl Links {
         self.data.then(|| Queue::at(1 + self.between.len()))
     }
 
-    /// The queue that fills the pinned slots of inputs with what was read, if there is a data source.
+    /// The queue that fills the pinned slots of inputs with data read ahead, if there is a data source.
     pub fn staging_queue(&self) -> Option<Queue> {
         self.data.then(|| Queue::at(2 + self.between.len()))
     }
 
-    /// Whether a queue takes data instead of computing or copying.
+    /// Whether a queue handles data instead of computing or copying.
     pub fn is_data(&self, queue: Queue) -> bool {
         [self.data_queue(), self.staging_queue()].contains(&Some(queue))
     }
@@ -155,17 +156,17 @@ impl Links {
         self.link(queue).is_some_and(|link| link.from == Tier::DISK || link.to == Tier::DISK)
     }
 
-    /// Whether threads of the host run a queue, and not the device.
+    /// Whether host threads run a queue, rather than the device.
     pub fn is_of_host(&self, queue: Queue) -> bool {
         self.is_data(queue) || self.is_disk(queue)
     }
 
-    /// The queue of a link; none if there is no such link.
+    /// The queue of a link; `None` if there is no such link.
     pub fn queue(&self, link: Link) -> Option<Queue> {
         self.between.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
     }
 
-    /// The link of a queue; none for the queues of kernels, data and collectives.
+    /// The link of a queue; `None` for kernels, data and collectives.
     pub fn link(&self, queue: Queue) -> Option<Link> {
         queue.index().checked_sub(1).and_then(|index| self.between.get(index)).copied()
     }
@@ -182,7 +183,7 @@ impl Links {
     }
 }
 
-/// Between host and device.
+/// Host and device only.
 impl Default for Links {
     fn default() -> Links {
         Links {

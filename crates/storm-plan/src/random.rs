@@ -1,16 +1,16 @@
-//! Random valid decisions, for tests that no decision changes a bit.
+//! Random valid decisions, to test that no decision changes a bit of the result.
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
 use storm_graph::SUM_BLOCK;
 use storm_graph::random::Random;
 
-/// Valid decisions, drawn at random; the same for the same seed.
+/// Random valid decisions, determined by the seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = Random(seed);
     let may_update_in_backward = task.training.is_some() && !task.clips() && !task.sums_lanes();
     let in_backward = may_update_in_backward && random.below(2) == 0;
-    // A first group of any size, then groups of a size that divides the rest.
+    // A first group of any size, then groups whose size divides the rest.
     let micro_batches = task.lane_micro_batches();
     let first = match in_backward {
         true => micro_batches,
@@ -70,7 +70,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     }
 }
 
-/// [`random_decisions`] with some of the optimizer state and of the frozen weights on disk.
+/// [`random_decisions`], with some optimizer state and frozen weights on disk.
 pub fn random_decisions_with_disk(task: &Task, seed: u64) -> Decisions {
     let mut decisions = random_decisions(task, seed);
     let mut random = Random(seed ^ 0xD15C);

@@ -1,8 +1,8 @@
-//! Sets of bytes as ranges.
+//! Sets of bytes as lists of ranges.
 
 use std::ops::Range;
 
-/// The same bytes in order, as the fewest ranges: those that overlap or touch are one.
+/// Sorts ranges and merges those that overlap or touch.
 pub fn merged_ranges(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<usize>> = Vec::new();

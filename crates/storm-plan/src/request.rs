@@ -1,4 +1,4 @@
-//! The planner's interface: requests and answers.
+//! The planner's interface: requests and results.
 
 use crate::choice::DiskChoice;
 use crate::graph_memory::graph_bytes;
@@ -22,13 +22,13 @@ pub enum Placement {
     Streamed,
 }
 
-/// What is on disk, however much host memory there is.
+/// What to keep on disk even if host memory has room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDisk {
     /// The second moments of layers whose state is not on the device.
     SecondMoments,
-    /// Their first moments, too.
+    /// First and second moments of those layers.
     Moments,
     /// The frozen weights of layers whose weights are not on the device.
     FrozenWeights,
@@ -36,13 +36,12 @@ pub enum OnDisk {
     All,
 }
 
-/// Decisions that the user forces.
+/// Decisions forced by the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forced {
     /// What layers save for their backward pass.
     pub activations: Option<Storage>,
-    /// Nothing of a layer stays on the device between its forward and its backward pass: everything is offloaded
-    /// or recomputed.
+    /// Keep nothing of a layer on the device between its forward and backward pass: offload or recompute everything.
     pub nothing_kept: bool,
     /// The inputs of layers.
     pub layer_inputs: Option<Placement>,
@@ -54,7 +53,7 @@ pub struct Forced {
     pub gradients: Option<Placement>,
     /// Their optimizer state.
     pub states: Option<Placement>,
-    /// What is on disk. If none, as much as host memory cannot hold.
+    /// What to keep on disk. If `None`, as much as host memory cannot hold.
     pub on_disk: Option<OnDisk>,
     /// When gradients are applied.
     pub update: Option<UpdateTime>,
@@ -62,52 +61,52 @@ pub struct Forced {
     pub group: Option<usize>,
 }
 
-/// Limit on a run's memory in each tier, everything included: on the device, what the driver counts for the
-/// process; on the host, what is pinned.
+/// Memory limits of a run in each tier, everything included: on the device, what the driver counts for the process; on
+/// the host, pinned memory.
 pub type Budget = PerTier<u64>;
 
-/// How a plan compares.
+/// A fixed policy for comparison, with its prediction.
 #[derive(Clone, Debug, Serialize)]
 pub struct Policy {
-    /// `keep-all`.
+    /// For example `keep-all`.
     pub name: &'static str,
-    /// Its description, in a sentence.
+    /// A description in one sentence.
     pub description: &'static str,
     /// Its prediction; none if no variant fits the budget.
     pub prediction: Option<Prediction>,
 }
 
-/// What a plan will do, as simulated.
+/// The simulated performance of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Peak memory of the process in each tier: the plan's, and on the device also what the process holds besides.
+    /// Peak memory of the process in each tier: the plan's, and on the device also the process's overhead.
     pub peak_bytes: PerTier<u64>,
-    /// One step.
+    /// Time of one step.
     pub step_seconds: f64,
-    /// The share of the step in which each queue is busy.
+    /// Fraction of the step in which each queue is busy.
     pub busy: PerQueue<f64>,
-    /// Time spent on recomputation, as a share of all computing.
+    /// Fraction of compute time spent on recomputation.
     pub recompute_fraction: f64,
     /// FLOPs of recomputed matrix products in a step.
     pub recompute_flops: f64,
-    /// What each queue copies, per step.
+    /// Bytes that each queue copies per step.
     pub copied_bytes: PerQueue<u64>,
 }
 
-/// A checked plan that fits, with what is known about it.
+/// A checked plan within the budget, with its predictions.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The plan.
     pub plan: CheckedPlan,
-    /// What was decided.
+    /// The decisions behind it.
     pub decisions: Decisions,
-    /// What it will do.
+    /// Its predicted performance.
     pub prediction: Prediction,
-    /// The same in detail.
+    /// The detailed simulation.
     pub simulation: Simulation,
     /// The smallest device budget that works, everything included.
     pub vram_min_bytes: u64,
-    /// How many plans were built and simulated to find this one. Many more decisions were compared by an estimate.
+    /// Plans built and simulated to find this one. Many more decisions were compared by an estimate.
     pub plans_built: usize,
 }
 
@@ -162,14 +161,14 @@ impl Forced {
     }
 }
 
-/// What is left of a budget for the plan.
+/// The part of a budget that is left for the plan.
 fn limits(mut budget: Budget, profile: &HardwareProfile) -> PerTier<usize> {
     let device = &mut budget[Tier::DEVICE];
     *device = device.saturating_sub(profile.overhead_bytes);
     budget.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What the process takes for a plan of this size.
+/// The process's memory with a plan of this size.
 fn with_overhead(bytes: PerTier<usize>, profile: &HardwareProfile) -> PerTier<u64> {
     let mut bytes = bytes.map(|bytes| bytes as u64);
     bytes[Tier::DEVICE] += profile.overhead_bytes;
@@ -189,7 +188,8 @@ pub fn plan(
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
     let limits = limits(budget, profile);
-    // Graphs come second: a plan that fits only without them is issued without them, and nothing goes to a disk for them.
+    // CUDA graphs have lower priority: if a plan fits only without them, it runs without them, and nothing moves to
+    // disk to make room for them.
     let graphs = match limits[Tier::DISK] {
         0 => usize::try_from(graph_bytes(task, profile)).unwrap_or(usize::MAX),
         _ => 0,
@@ -200,7 +200,7 @@ pub fn plan(
         best = fastest(&lowering, limits, forced)?;
     }
     let too_small = || {
-        // With everything on disk that may be there.
+        // Put everything on disk that may be there.
         let disk = match limits[Tier::DISK] {
             0 => DiskChoice::default(),
             _ => DiskChoice {
@@ -231,7 +231,8 @@ pub fn plan(
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
-/// The fastest plan within limits, and the smallest device memory that works, everything included; none if nothing fits.
+/// The fastest plan within limits, and the smallest device budget that works, everything included; `None` if nothing
+/// fits.
 fn fastest(
     lowering: &Lowering<'_>,
     limits: PerTier<usize>,
@@ -251,15 +252,15 @@ fn fastest(
     Ok(best)
 }
 
-/// How much pinned memory state takes on its way from and to the disk, at most, and in how many slots: from what is fastest
-/// to what fits into little host memory. Frozen weights take an eighth of it: they are read at a steady rate.
+/// Most pinned memory for staging state between disk and device, and most slots: from the fastest variant to one for
+/// little host memory. Frozen weights get an eighth of it, because they are read at a steady rate.
 const STAGING: [(usize, usize); 4] =
     [(8 << 30, usize::MAX), (1 << 30, usize::MAX), (1 << 30, 8), (1 << 30, 2)];
 
-/// How many ways to use the disk are searched.
+/// Number of disk variants to search.
 const DISK_CHOICES: usize = 2;
 
-/// How much to put on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
+/// How much to keep on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
 fn disk_choices(
     lowering: &Lowering<'_>,
     limits: PerTier<usize>,
@@ -273,7 +274,7 @@ fn disk_choices(
     if forced.on_disk.is_none() && fits(DiskChoice::default())? {
         return Ok(vec![DiskChoice::default()]);
     }
-    // Shares of state, and after those of frozen weights.
+    // First shares of state, then shares of frozen weights.
     let of_state = lowering.state_kinds() * DiskChoice::SHARES;
     let of_moments = of_state.min(2 * DiskChoice::SHARES);
     let of_frozen = if lowering.has_frozen() { DiskChoice::SHARES } else { 0 };
@@ -304,8 +305,8 @@ fn disk_choices(
             Some(OnDisk::FrozenWeights) => choice(0, of_frozen),
             Some(OnDisk::All) => choice(of_moments, of_frozen),
             None => {
-                // The more is on disk, the less host memory is needed. Whether the disk has room for that comes after: more than
-                // the least would only need more.
+                // With more on disk, less host memory is needed, so search for the least. Whether the disk has room for
+                // it is checked later: more than the least would need even more room.
                 let boundless = limits.with(Tier::DISK, usize::MAX);
                 let of = |level: usize| choice(level.min(of_state), level.saturating_sub(of_state));
                 let (mut low, mut high) = (1, of_state + of_frozen);
@@ -316,7 +317,8 @@ fn disk_choices(
                         false => low = middle + 1,
                     }
                 }
-                // State is written in each step, and frozen weights never are: if these suffice, they come alone.
+                // State is written in each step and frozen weights never are, so if frozen weights suffice, move only
+                // them.
                 let share = low.saturating_sub(of_state);
                 let mut found = of(low);
                 for share in (share..=of_frozen).take(2).filter(|_| share > 0) {
@@ -337,11 +339,11 @@ fn disk_choices(
     Ok(choices)
 }
 
-/// About how long a step of the fastest plan takes, in a fraction of the time that [`plan`] needs: good for
-/// comparing micro-batch sizes. None if nothing fits.
+/// A rough step time of the fastest plan, in a fraction of the time of [`plan`]: good for comparing micro-batch sizes.
+/// `None` if nothing fits.
 ///
 /// # Errors
-/// An invalid task or decisions.
+/// The task or the decisions are invalid.
 pub fn guess_step_seconds(
     task: &Task,
     profile: &HardwareProfile,
@@ -356,10 +358,10 @@ pub fn guess_step_seconds(
     Ok(disks.first().and_then(guess))
 }
 
-/// The plan for given decisions, checked against the budget.
+/// Builds the plan for given decisions, and checks it against the budget.
 ///
 /// # Errors
-/// Decisions that contradict each other, or a plan over budget.
+/// The decisions contradict each other, or the plan exceeds the budget.
 pub fn plan_decided(
     task: &Task,
     profile: &HardwareProfile,
@@ -379,11 +381,11 @@ pub fn plan_decided(
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
-/// What fixed policies for activations would achieve within the same budget, each with the fastest placement of
-/// everything else that fits.
+/// The performance of fixed policies for activations within the same budget, each with the fastest placement of
+/// everything else.
 ///
 /// # Errors
-/// A task that cannot be planned.
+/// The task cannot be planned.
 pub fn policies(
     task: &Task,
     profile: &HardwareProfile,

@@ -21,28 +21,28 @@ const FIRST_ROUND: usize = 48;
 /// How many neighbors are tried from each of the best starting points.
 const NEAR_EACH_START: [usize; 7] = [160, 160, 120, 120, 96, 96, 96];
 
-/// Only this many starting points for each way to divide a step into groups.
+/// Most starting points for each division of a step into groups.
 const STARTS_OF_EACH_SHAPE: usize = 2;
 
-/// How many neighbors of the overall best are tried.
+/// Number of neighbors of the overall best to try.
 const NEAR_THE_BEST: usize = 300;
 
-/// How many of them in a turn, after which the next best choice is looked up again.
+/// Neighbors tried per turn, before the next best choice gets a turn.
 const NEIGHBOURS: usize = 16;
 
-/// A choice counts as this much slower for each turn it has had, so other choices get a turn, too.
+/// Penalty per turn a choice has had, so that other choices get a turn, too.
 const IMPATIENCE: f64 = 0.001;
 
-/// How many neighbors in a turn may have exactly the same estimate.
+/// Most neighbors per turn with exactly the same estimate.
 const ALIKE: usize = 2;
 
-/// Larger groups are not tried, since plans grow with the group.
+/// Largest group to try, because plans grow with the group.
 const GROUP_MAX: usize = 64;
 
-/// How many choices of each fixed policy are sketched.
+/// Number of choices to sketch for each fixed policy.
 const FIXED: usize = 4;
 
-/// How many choices are sketched for a guess of the step time.
+/// Number of choices to sketch for a rough step time.
 const GUESSED: usize = 6;
 
 /// Total items of all sketches, per block of the model. Large sketches take longer, so fewer of them are made.
@@ -51,26 +51,26 @@ const ITEMS_PER_BLOCK: usize = 400_000;
 /// A climb ends after this percentage of all items without finding anything faster.
 const IN_VAIN_PERCENT: usize = 6;
 
-/// For the last climb, from the overall best.
+/// The same for the last climb, from the overall best.
 const IN_VAIN_PERCENT_LAST: usize = 20;
 
-/// The most plans built and simulated at the end: those with the fastest sketches.
+/// Most plans to build and simulate at the end, in order of their sketches.
 const FINAL: usize = 6;
 
-/// And at most this much slower than the fastest of them.
+/// Only plans whose sketch is at most this much slower than the fastest.
 const CLOSE: f64 = 0.01;
 
-/// Steps whose times differ by less than this share count as equally fast.
+/// Step times that differ by less than this fraction count as equal.
 const ALIKE_SHARE: f64 = 1e-4;
 
-/// Gathers of weights that take less than this share of a step are not worth a deferred update, which has to be applied before each
+/// Gathers of weights below this fraction of a step do not justify a deferred update, which must be applied before each
 /// evaluation and each checkpoint.
 const GATHERS_COUNT: f64 = 0.001;
 
-/// How many are sketched at a time; those that cannot beat the best so far are skipped.
+/// Choices sketched at once; those that cannot beat the best so far are skipped.
 const AT_A_TIME: usize = 8;
 
-/// The best of a search.
+/// The result of a search.
 pub(crate) struct Found {
     pub(crate) decisions: Decisions,
     pub(crate) plan: Plan,
@@ -79,26 +79,26 @@ pub(crate) struct Found {
     pub(crate) plans_built: usize,
 }
 
-/// The state of a search. Choices come with the seconds of their step.
+/// The state of a search. Each choice comes with its step time.
 #[derive(Default)]
 struct Progress {
     /// The fastest so far.
     best: Option<(Choice, f64)>,
-    /// The fastest choice for each way to place parameters.
+    /// The fastest choice for each placement of parameters.
     starts: Vec<(Choice, f64)>,
     /// All that were sketched.
     seen: Vec<(Choice, f64)>,
-    /// Of all sketches.
+    /// Total items of all sketches.
     items: usize,
 }
 
-/// A choice that a climb looks near.
+/// A choice whose neighbors a climb tries.
 struct Center {
     choice: Choice,
     seconds: f64,
-    /// How many turns it has had.
+    /// Turns it has had.
     rounds: usize,
-    /// Its untried neighbors, those with the fastest estimate last. None until its first turn.
+    /// Its untried neighbors, fastest estimate last. `None` until its first turn.
     near: Option<Vec<Choice>>,
 }
 
@@ -111,19 +111,19 @@ impl Center {
         self.near.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// The choice with the least value is next.
+    /// The priority of its next turn; the lowest value goes first.
     fn turn(&self) -> f64 {
         self.seconds * (1.0 + IMPATIENCE * self.rounds as f64)
     }
 }
 
-/// Choices near the best that were tried: the seconds of a step, infinite if they were skipped.
+/// Choices already tried, with their step time; infinite if skipped.
 type Known = HashMap<Choice, f64>;
 
-/// Which moves a climb makes.
+/// The moves a climb may make.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Groups {
-    /// Those that divide a step into the same groups.
+    /// Only moves that keep the division of a step into groups.
     Same,
     Any,
 }
@@ -131,29 +131,29 @@ enum Groups {
 /// The limits of a climb.
 struct Reach {
     groups: Groups,
-    /// How many unknown choices it may try.
+    /// Number of new choices it may try.
     count: usize,
-    /// Items of sketches it may spend without finding anything faster.
+    /// Items of sketches it may spend without an improvement.
     in_vain: usize,
 }
 
 /// A fixed policy for activations, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activations {
-    /// All of them stay.
+    /// Keep all of them.
     KeepAll,
-    /// Layer inputs stay, the rest is recomputed.
+    /// Keep layer inputs and recompute the rest.
     RecomputeAll,
-    /// All of them are offloaded.
+    /// Offload all of them.
     OffloadAll,
-    /// The inputs of every √N-th layer stay.
+    /// Keep the inputs of every √N-th layer.
     SquareRoot,
-    /// Whatever is best.
+    /// Whatever is fastest.
     Free,
 }
 
 impl Activations {
-    /// Those with nothing left to choose.
+    /// The policies that leave nothing to choose.
     const FIXED: [Activations; 4] = [
         Activations::KeepAll,
         Activations::RecomputeAll,
@@ -165,20 +165,20 @@ impl Activations {
 pub(crate) struct Search<'a> {
     lowering: &'a Lowering<'a>,
     sketch: Sketch<'a>,
-    /// By stage.
+    /// The savings of each stage.
     savings: Vec<Vec<Saving>>,
-    /// The stage with the most compute in its blocks, among those that save anything.
+    /// The stage whose blocks compute most, among those that save anything.
     main: usize,
-    /// Bytes that a plan may take; on the device, besides what the process holds anyway.
+    /// Memory limits of a plan, without the process's overhead on the device.
     limits: PerTier<usize>,
-    /// How much state is on disk.
+    /// How much is on disk.
     disk: DiskChoice,
     forced: &'a Forced,
     /// Whether the user forces anything that a choice decides.
     forces: bool,
-    /// Whether updates may be deferred for what other ranks send alone.
+    /// Whether updates may be deferred just to hide gathers from other ranks.
     defers_gathers: bool,
-    /// Bytes that choices take; none for contradictory ones.
+    /// Memory of known choices; `None` for contradictory ones.
     measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
 
@@ -201,7 +201,7 @@ impl<'a> Search<'a> {
         };
         let main = (0..program.stages().len()).max_by(compare).unwrap_or(0);
         let sketch = Sketch::new(lowering, lowering.piece_elements());
-        // What is on disk is in `disk`.
+        // What is on disk is fixed by `disk`.
         let forces = Forced { on_disk: None, ..forced.clone() } != Forced::default();
         Search {
             lowering,
@@ -225,14 +225,14 @@ impl<'a> Search<'a> {
         self.lowering.profile
     }
 
-    /// The fastest plan that fits; none if nothing does. `smallest` is the starting point if none of the first
-    /// candidates fits.
+    /// Finds the fastest plan that fits; `None` if nothing does. Starts from `smallest` if none of the first candidates
+    /// fits.
     pub(crate) fn run(&self, smallest: &Choice) -> Option<Found> {
         let mut progress = Progress::default();
         let free = self.first_round(self.candidates(Activations::Free));
         let (first, others) = free.split_at(free.len().min(AT_A_TIME));
         self.consider(first, &mut progress);
-        // Everything that the fixed policies would try, so none of them is ever faster.
+        // Also consider everything the fixed policies would try, so that none of them can be faster.
         for activations in Activations::FIXED {
             self.consider(&self.fixed(activations), &mut progress);
         }
@@ -242,13 +242,13 @@ impl<'a> Search<'a> {
         }
         let least = progress.best.as_ref().map(|(best, _)| best);
         if let Some(least) = least.filter(|best| self.does_the_least(best)).cloned() {
-            // Only when it updates is left to choose.
+            // Only the time of the update is left to choose.
             self.consider(&self.with_other_updates(&least), &mut progress);
             return self.found(progress);
         }
         let mut starts = std::mem::take(&mut progress.starts);
         starts.sort_by(|a, b| a.1.total_cmp(&b.1));
-        // A few for each way to divide a step into groups, each with a different placement of parameters: no single
+        // Keep a few for each division of a step into groups, each with a different placement of parameters: no single
         // move from one to another is an improvement by itself.
         let mut shapes: HashMap<_, usize> = HashMap::new();
         starts.retain(|(choice, _)| {
@@ -270,7 +270,7 @@ impl<'a> Search<'a> {
         self.found(progress)
     }
 
-    /// Whether nothing is copied and nothing recomputed: plans differ in the time of their updates at most.
+    /// Whether nothing is copied and nothing recomputed, so that plans can differ only in the time of their updates.
     fn does_the_least(&self, choice: &Choice) -> bool {
         self.stages().zip(&choice.stages).all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
@@ -302,8 +302,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Tries neighbors of the best choice, then neighbors of the best result, and so on, within its limits. The more
-    /// turns a choice has had, the sooner the next best gets one.
+    /// Tries neighbors of the best choice, then of the best result, and so on, within its limits. Each turn of a choice
+    /// lowers its priority.
     fn climb(&self, progress: &mut Progress, reach: &Reach, known: &mut Known) {
         let mut left = reach.count;
         // The fastest so far, and when it was found.
@@ -335,7 +335,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Neighbors of a choice that fit, with as much kept as fits; those with the fastest estimate last.
+    /// Neighbors of a choice that fit, with as much kept as fits; fastest estimate last.
     fn near(&self, center: &Choice, groups: Groups) -> Vec<Choice> {
         let with_refilled = |choice: Choice| {
             let fits = self.fits(&choice);
@@ -351,9 +351,8 @@ impl<'a> Search<'a> {
         sorted
     }
 
-    /// Takes the unknown choices with the fastest estimate from a list, but only a few with exactly the same estimate:
-    /// differences that the estimate cannot see must not crowd out moves that it can. Those with the same estimate stay
-    /// for later.
+    /// Takes the new choices with the fastest estimate from a list, but only a few with exactly the same estimate:
+    /// differences that the estimate cannot see must not crowd out moves that it can. The others stay for later.
     fn next_kinds(
         &self,
         near: &mut Vec<Choice>,
@@ -365,7 +364,7 @@ impl<'a> Search<'a> {
         let mut alike: HashMap<u64, usize> = HashMap::new();
         let (mut taken, mut waiting) = (Vec::new(), Vec::new());
         while let Some(choice) = near.pop().filter(|_| taken.len() < count) {
-            // Another climb may have seen it, which makes it free.
+            // Already sketched by another climb, so it costs nothing.
             if let Some(&seconds) = known.get(&choice) {
                 self.compare(&choice, seconds, progress);
                 continue;
@@ -385,7 +384,7 @@ impl<'a> Search<'a> {
         self.found(progress)
     }
 
-    /// About how long a step of the fastest plan takes, from a few sketches; none if nothing fits.
+    /// A rough step time of the fastest plan, from a few sketches; `None` if nothing fits.
     pub(crate) fn guess(&self) -> Option<f64> {
         let mut progress = Progress::default();
         let candidates = self.candidates(Activations::Free);
@@ -407,8 +406,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Sketches choices, in parallel, and records the fastest so far, which does not depend on the number of threads.
-    /// Skips choices that cannot beat the best so far. Returns the sketched ones.
+    /// Sketches choices in parallel, and records the fastest so far; the result does not depend on the number of
+    /// threads. Skips choices that cannot beat the best so far. Returns the sketched ones.
     fn consider(&self, choices: &[Choice], progress: &mut Progress) -> Vec<(Choice, f64)> {
         let estimator = Estimator::new(self.lowering, &self.savings);
         let limit = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
@@ -444,12 +443,12 @@ impl<'a> Search<'a> {
         progress.items >= self.items_max()
     }
 
-    /// Items of all sketches at most.
+    /// Limit on the total items of all sketches.
     fn items_max(&self) -> usize {
         ITEMS_PER_BLOCK * self.lowering.blocks.count()
     }
 
-    /// What a sketch predicts for a choice; none if it does not fit.
+    /// Sketches a choice; `None` if it does not fit.
     fn sketched(&self, choice: &Choice) -> Option<Estimate> {
         let decisions = self.decisions(choice);
         let layout = self.lowering.layout(&decisions).ok()?;
@@ -457,7 +456,7 @@ impl<'a> Search<'a> {
         fits.then(|| self.sketch.step_seconds(&decisions, &layout))
     }
 
-    /// The fastest by simulation among those with the fastest sketches.
+    /// Simulates the plans with the fastest sketches, and takes the fastest.
     fn found(&self, mut progress: Progress) -> Option<Found> {
         let (best, least) = progress.best?;
         progress.seen.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -490,8 +489,8 @@ impl<'a> Search<'a> {
         Some(Found { decisions, plan, simulation, plans_built })
     }
 
-    /// How a choice's plan runs; none if it does not fit. The plan itself comes along if it is wanted whole; otherwise
-    /// only its step is built.
+    /// Builds and simulates a choice's plan; `None` if it does not fit. Returns the plan if `is_whole`; otherwise
+    /// builds only its step.
     fn lowered(&self, choice: &Choice, is_whole: bool) -> Option<(Simulation, Option<Plan>)> {
         let decisions = self.decisions(choice);
         let plan = match is_whole {
@@ -503,7 +502,7 @@ impl<'a> Search<'a> {
         Some((simulation, is_whole.then_some(plan)))
     }
 
-    /// What a choice stands for.
+    /// The decisions of a choice.
     pub(crate) fn decisions(&self, choice: &Choice) -> Decisions {
         choice.decisions(self.lowering, &self.savings)
     }
@@ -512,7 +511,7 @@ impl<'a> Search<'a> {
         self.bytes(choice).is_some_and(|bytes| bytes.fits(&self.limits))
     }
 
-    /// Bytes that a choice takes; none if it is contradictory.
+    /// Memory of a choice; `None` if it is contradictory.
     fn bytes(&self, choice: &Choice) -> Option<PerTier<usize>> {
         // The map is consistent even if a thread panicked while holding the lock.
         let known = self.measured.read().unwrap_or_else(PoisonError::into_inner);
@@ -571,7 +570,7 @@ impl<'a> Search<'a> {
         0..self.task().program().stages().len()
     }
 
-    /// Whether nothing that updates need is streamed.
+    /// Whether updates stream nothing.
     fn updates_in_place(&self, choice: &Choice) -> bool {
         choice.stages.iter().enumerate().all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
@@ -581,8 +580,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Defers updates to the next step if anything that they need is streamed. If they are in place, it is a choice only where
-    /// other ranks send what they update: then the next forward pass may hide that.
+    /// Defers updates to the next step if they stream anything. Otherwise both times are possible only where other
+    /// ranks send updated weights, which the next forward pass may hide.
     fn set_update(&self, choice: &mut Choice) {
         choice.update = match (self.updates_in_place(choice), self.defers_gathers) {
             (true, false) => UpdateTime::EndOfStep,
@@ -594,7 +593,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The same choice with other times of its updates, where these are to choose.
+    /// The same choice with other update times, where there is a choice.
     fn with_other_updates(&self, choice: &Choice) -> Vec<Choice> {
         if !self.defers_gathers || !self.updates_in_place(choice) {
             return Vec::new();
@@ -610,7 +609,7 @@ impl<'a> Search<'a> {
         others
     }
 
-    /// Whether a choice respects the user's requests.
+    /// Whether a choice respects the user's forced decisions.
     fn obeys(&self, choice: &Choice) -> bool {
         if !self.forces {
             return true;
@@ -664,7 +663,7 @@ impl<'a> Search<'a> {
             && obeys_inputs
     }
 
-    /// Each choice once.
+    /// Removes duplicates.
     fn different(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let repeats: Vec<usize> = self.stages().map(|stage| self.blocks(stage)).collect();
         let mut seen = HashSet::new();
@@ -673,7 +672,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether gathers of weights take enough of a step to choose when they run. Its kernels take about three forward passes.
+/// Whether gathers of weights take a relevant fraction of a step, whose kernels take about three forward passes.
 fn gathers_count(lowering: &Lowering<'_>) -> bool {
     let stages = lowering.task.program().stages().iter().enumerate();
     let forward: f64 = stages
@@ -683,7 +682,7 @@ fn gathers_count(lowering: &Lowering<'_>) -> bool {
     lowering.communication().gather > GATHERS_COUNT * kernels
 }
 
-/// Fastest estimate first.
+/// Sorts choices by estimate, fastest first.
 fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
     let guesses = choices.iter().map(|choice| estimator.step_seconds(choice));
     let mut order: Vec<(f64, usize)> = guesses.zip(0..).collect();
@@ -693,14 +692,14 @@ fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
     order.into_iter().filter_map(|(_, at)| choices[at].take()).collect()
 }
 
-/// Whether a choice, with the seconds of its step, is better than another. At about the same speed that is the simpler one: copies
-/// that gain nothing still take power and room on the bus.
+/// Whether a choice is better than another. At about the same speed, the simpler one is: copies that gain nothing still
+/// use power and bus bandwidth.
 fn is_preferred((choice, seconds): (&Choice, f64), (known, least): (&Choice, f64)) -> bool {
     let gain = (least - seconds) / least;
     gain > ALIKE_SHARE || (gain > -ALIKE_SHARE && simpler(choice, known))
 }
 
-/// Fewer things move.
+/// Whether less is copied.
 fn simpler(a: &Choice, b: &Choice) -> bool {
     let moving = |choice: &Choice| {
         let sum = |f: fn(&StageChoice) -> usize| choice.stages.iter().map(f).sum::<usize>();

@@ -1,8 +1,7 @@
-//! Predicts how long a plan takes.
+//! Predicts the time of a plan.
 //!
-//! The host issues instructions one after another. Each queue runs its own in that order, so one
-//! that waits holds up all those behind it. Waits only refer back in issue order, so one pass in
-//! that order finds every start and end.
+//! The host issues instructions one after another. Each queue runs its own in that order, so an instruction that waits
+//! delays all those behind it. Waits only refer back in issue order, so a single pass finds every start and end.
 
 mod cost;
 mod queues;
@@ -29,7 +28,7 @@ const CLASSES: [TensorClass; 9] = [
     TensorClass::Scratch,
 ];
 
-/// What a plan would do on some hardware.
+/// The simulated execution of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     /// From empty queues to empty queues.
@@ -38,11 +37,11 @@ pub struct Simulation {
     pub flush_seconds: Option<f64>,
     /// The same for the evaluation of a group of micro-batches, if the plan has one.
     pub evaluation_seconds: Option<f64>,
-    /// How long each queue works in a step.
+    /// Busy time of each queue in a step.
     pub busy_seconds: PerQueue<f64>,
-    /// Why the compute queue is not busy for the whole step.
+    /// Why the compute queue is idle.
     pub stalls: Stalls,
-    /// What a step copies, by queue and class, without empty entries.
+    /// Copies of a step, by queue and class, without empty entries.
     pub transfers: Vec<Transfer>,
     /// In the order of [`Plan::step`]. They sum to the step.
     pub segments: Vec<SegmentTime>,
@@ -51,49 +50,49 @@ pub struct Simulation {
     pub timeline: Vec<Span>,
 }
 
-/// Time in which the compute queue waits.
+/// Idle time of the compute queue, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {
-    /// For copies of each queue: to fetch something, or to free its bytes.
+    /// Waiting for copies of each queue: to fetch an operand, or to free its bytes.
     pub copy_seconds: PerQueue<f64>,
-    /// For the host to issue the next kernel.
+    /// Waiting for the host to issue the next kernel.
     pub launch_seconds: f64,
-    /// For what other ranks send.
+    /// Waiting for other ranks.
     pub rank_seconds: f64,
-    /// At the end of the step, for the last copies.
+    /// At the end of the step, waiting for the last copies.
     pub drain_seconds: f64,
-    /// After that, for the data of the next step, without which it cannot begin.
+    /// After that, waiting for the data of the next step.
     pub data_seconds: f64,
-    /// How much of all this would not be if the disk took no time. Kernels never wait for the disk itself, but for
-    /// copies that wait for it, so this is part of the other times.
+    /// The part of all this that the disk causes. Kernels never wait for the disk itself, but for copies that do, so
+    /// this is contained in the other times.
     pub disk_seconds: f64,
 }
 
 impl Stalls {
-    /// All of it. What the disk causes is in the other times.
+    /// The total. The disk's part is contained in the other times.
     pub fn total_seconds(&self) -> f64 {
         let copies: f64 = self.copy_seconds.iter().map(|(_, seconds)| seconds).sum();
         copies + self.launch_seconds + self.rank_seconds + self.drain_seconds + self.data_seconds
     }
 }
 
-/// What is copied of one class over one link.
+/// Copies of one class over one link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transfer {
-    /// What kind of tensors.
+    /// The class of tensors.
     pub class: TensorClass,
     /// The link's queue.
     pub queue: Queue,
     /// In a step.
     pub bytes: u64,
-    /// How long that takes.
+    /// Time they take.
     pub busy_seconds: f64,
-    /// How long the compute queue waits for it, including at the end of the step.
+    /// Time that the compute queue waits for them, including at the end of the step.
     pub exposed_seconds: f64,
 }
 
 impl Transfer {
-    /// The share that costs no time, 0 to 1.
+    /// The fraction hidden behind compute, 0 to 1.
     pub fn hidden_share(&self) -> f64 {
         match self.busy_seconds > 0.0 {
             true => (1.0 - self.exposed_seconds / self.busy_seconds).clamp(0.0, 1.0),
@@ -102,12 +101,12 @@ impl Transfer {
     }
 }
 
-/// How long a run of segments takes.
+/// The time of a run of a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentTime {
-    /// Which.
+    /// The segment.
     pub segment: SegmentId,
-    /// How often.
+    /// The number of runs.
     pub times: usize,
     /// From the end of the compute queue's work before it to the end of its own; the last one ends
     /// with the step.
@@ -125,7 +124,7 @@ pub struct Span {
     pub start_seconds: f64,
     /// The same.
     pub end_seconds: f64,
-    /// What it waited for last; none if its own queue or the host delayed it.
+    /// The last instruction it waited for; `None` if its own queue or the host delayed it.
     pub waited_for: Option<InstructionId>,
 }
 
@@ -138,7 +137,7 @@ impl Simulation {
         }
     }
 
-    /// What a queue copies in a step.
+    /// Bytes that a queue copies in a step.
     pub fn bytes(&self, queue: Queue) -> u64 {
         self.transfers.iter().filter(|t| t.queue == queue).map(|t| t.bytes).sum()
     }
@@ -147,8 +146,7 @@ impl Simulation {
 /// Predicts a step of a plan that the checker accepts.
 ///
 /// # Panics
-/// If the plan refers to something that does not exist, or copies over a link that the profile does
-/// not have.
+/// The plan refers to something that does not exist, or copies over a link that the profile lacks.
 pub fn simulate(plan: &Plan, profile: &HardwareProfile) -> Simulation {
     run(plan, profile, None)
 }
@@ -156,7 +154,7 @@ pub fn simulate(plan: &Plan, profile: &HardwareProfile) -> Simulation {
 /// [`simulate`], with [`Simulation::timeline`].
 ///
 /// # Panics
-/// As [`simulate`].
+/// Like [`simulate`].
 pub fn simulate_with_timeline(plan: &Plan, profile: &HardwareProfile) -> Simulation {
     run(plan, profile, Some(Vec::new()))
 }

@@ -1,10 +1,10 @@
-//! Which instructions of the compute queue a device may issue as one.
+//! Finds compute instructions that a device may issue as one.
 
 use crate::plan::{InstructionId, Plan, SegmentId};
 use crate::queue::Queue;
 
-/// Neighbours in the compute queue of which only the first waits for other queues and only the last is awaited by
-/// them. Nothing but the queue itself orders those in between, so all of them may be issued in place of the first.
+/// Consecutive instructions of the compute queue of which only the first waits for other queues, and other queues wait
+/// only for the last. Only the queue orders those in between, so all of them can be issued in place of the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
     /// In the order of the queue; never empty.
@@ -12,7 +12,7 @@ pub struct Stretch {
 }
 
 impl Plan {
-    /// The compute queue's part of a segment in the fewest stretches.
+    /// Splits the compute instructions of a segment into the fewest stretches.
     pub fn stretches(&self, segment: SegmentId) -> Vec<Stretch> {
         let mut is_awaited = vec![false; self.instructions.len()];
         for &awaited in self.instructions.iter().flat_map(|instruction| &instruction.waits) {

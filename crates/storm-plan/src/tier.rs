@@ -1,31 +1,30 @@
-//! Kinds of memory, and arrays with one entry for each.
+//! Memory tiers, and arrays with one entry per tier.
 
 use crate::per::per;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A kind of memory, as an index into the list of tiers: the one that kernels work in comes first, and
-/// each further one lies behind the one before it.
+/// A memory tier. The tier that kernels work in comes first; each further one is farther from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8")]
 pub struct Tier(u8);
 
 impl Tier {
-    /// The device's own block.
+    /// Device memory.
     pub const DEVICE: Tier = Tier(0);
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     pub const HOST: Tier = Tier(1);
-    /// Scratch space on a disk of the host.
+    /// Scratch space on a disk.
     pub const DISK: Tier = Tier(2);
-    /// How many there may be.
+    /// Most tiers.
     pub const COUNT_MAX: usize = 4;
 
-    /// The next one behind it; none behind the last.
+    /// The next farther tier; `None` after the last.
     pub fn behind(self) -> Option<Tier> {
         (self.index() + 1 < Tier::COUNT_MAX).then_some(Tier(self.0 + 1))
     }
 
-    /// As a position.
+    /// The tier as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -46,7 +45,7 @@ impl TryFrom<u8> for Tier {
     }
 }
 
-/// For people: `device`.
+/// For display: `device`.
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -64,7 +63,7 @@ per! {
 }
 
 impl<T: Default> PerTier<T> {
-    /// For the device and the host; the default for all tiers behind them.
+    /// Entries for the device and the host; the default for all other tiers.
     pub fn new(device: T, host: T) -> PerTier<T> {
         let mut all = PerTier::default();
         all[Tier::DEVICE] = device;
@@ -74,7 +73,7 @@ impl<T: Default> PerTier<T> {
 }
 
 impl<T: Copy + PartialOrd> PerTier<T> {
-    /// Whether no tier has more than in `limits`.
+    /// Whether no tier exceeds its limit.
     pub fn fits(&self, limits: &PerTier<T>) -> bool {
         self.iter().all(|(tier, &bytes)| bytes <= limits[tier])
     }

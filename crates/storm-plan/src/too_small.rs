@@ -6,13 +6,13 @@ use std::fmt;
 pub struct TooSmall {
     /// The given budget.
     pub budget: Budget,
-    /// What the smallest plan that works with this much host memory takes.
+    /// Memory of the smallest plan that works with this much host memory.
     pub min_bytes: Budget,
-    /// What the smallest plan holds on the device, by name, largest first.
+    /// The largest uses of device memory in the smallest plan, by name.
     pub consumers: Vec<(String, u64)>,
 }
 
-/// How many consumers are named.
+/// Number of consumers to report.
 const CONSUMERS: usize = 6;
 
 impl fmt::Display for TooSmall {
@@ -48,7 +48,7 @@ impl fmt::Display for TooSmall {
     }
 }
 
-/// Bytes for people.
+/// Formats bytes for display.
 struct Size(u64);
 
 impl fmt::Display for Size {

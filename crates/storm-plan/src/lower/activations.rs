@@ -1,4 +1,4 @@
-//! What is stored between a block's forward and its backward pass: its input and its saved tensors.
+//! Storage of a block's input and saved tensors between its forward and its backward pass.
 
 use super::emit::{Bound, Emit, Ends};
 use super::layout::ActivationSlab;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Emit<'_> {
-    /// What happens to a block's input; none if it is not stored at all.
+    /// How a block's input is stored; `None` if it is not.
     pub(super) fn input_storage(&self, block: usize) -> Option<Storage> {
         self.lowering.input_storage(self.decided(), block)
     }
@@ -28,7 +28,7 @@ impl Emit<'_> {
         }
     }
 
-    /// The same when nothing is stored.
+    /// The same for a pass that stores nothing.
     pub(super) fn next_ring_input(&mut self, block: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
             return self.places().input_ring.start;
@@ -47,8 +47,7 @@ impl Emit<'_> {
         Ends { kind: TensorKind::Activations, device, host }
     }
 
-    /// Registers that a block's input has been computed, and offloads it if it is to be stored in host
-    /// memory.
+    /// Records that a block's input has been computed, and offloads it if it is stored in host memory.
     pub(super) fn made_input(&mut self, block: usize, m: usize, place: usize) {
         if self.input_storage(block) == Some(Storage::Offload) {
             let runs = all_runs(&self.lowering.blocks.seams[block].slab);
@@ -58,8 +57,8 @@ impl Emit<'_> {
         }
     }
 
-    /// Where the input of a block is in the backward pass. `stretch` is the first of the blocks whose
-    /// inputs were recomputed together.
+    /// The place of a block's input in the backward pass. `stretch` is the first of the blocks whose inputs were
+    /// recomputed together.
     pub(super) fn backward_input(&mut self, block: usize, m: usize, stretch: usize) -> usize {
         if block > stretch {
             let slot = (block - stretch - 1) * self.group_size() + m;
@@ -80,7 +79,7 @@ impl Emit<'_> {
         }
     }
 
-    /// If the place is a slot of the input ring, registers that it was in use until now.
+    /// If the place is a slot of the input ring, records that it was in use until now.
     pub(super) fn touch_input(&mut self, place: usize) {
         if let Some(slot) = self.places().input_ring.slot_of(place) {
             let now = self.position();
@@ -117,7 +116,7 @@ impl Emit<'_> {
         Some(slot)
     }
 
-    /// Offloads the units that a node has just completed, each as a whole.
+    /// Offloads the units that a node has just completed, one copy per unit.
     pub(super) fn send_offloaded(
         &mut self,
         block: usize,

@@ -1,4 +1,4 @@
-//! Where the tensors of a block are while one of its passes runs.
+//! Binds the tensors of a block to addresses for one of its passes.
 
 use super::emit::{Bound, Emit};
 use super::residency::Class;
@@ -6,7 +6,7 @@ use super::variant::Variant;
 use std::sync::Arc;
 use storm_graph::{Block, ParameterGradient, Section, TensorClass, TensorId, Training};
 
-/// By tensor of the block's graph; none for temporaries.
+/// The binding of each tensor of the block's graph; `None` for temporaries.
 pub(super) type Bindings = Vec<Option<Bound>>;
 
 fn bind(bound: &mut [Option<Bound>], id: TensorId, to: Bound) {
@@ -14,8 +14,8 @@ fn bind(bound: &mut [Option<Bound>], id: TensorId, to: Bound) {
 }
 
 impl Emit<'_> {
-    /// Parameters, inputs, exports, results and parameter gradients of a block, and carried tensors that
-    /// go around blocks.
+    /// Binds parameters, inputs, exports, results and parameter gradients of a block, and carried tensors that bypass
+    /// blocks.
     pub(super) fn bind_block(
         &mut self,
         variant: &Arc<Variant>,
@@ -53,7 +53,7 @@ impl Emit<'_> {
         bound
     }
 
-    /// What a block receives from the block before it, at `place`.
+    /// Binds the tensors that a block receives from the block before it, at `place`.
     pub(super) fn bind_taken(
         &self,
         bound: &mut Bindings,
@@ -70,7 +70,7 @@ impl Emit<'_> {
         }
     }
 
-    /// What a block passes to the block after it, at `place`.
+    /// Binds the tensors that a block passes to the block after it, at `place`.
     pub(super) fn bind_handed_on(
         &self,
         bound: &mut Bindings,
@@ -87,7 +87,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Gradients of what a block receives from the block before and passes to the block after.
+    /// Binds the gradients of the tensors received from the block before and passed to the block after.
     pub(super) fn bind_carried_gradients(
         &self,
         bound: &mut Bindings,
@@ -161,7 +161,7 @@ impl Emit<'_> {
         self.values.gradients[block][position].at(place + offset)
     }
 
-    /// Running statistics and caches, and every tensor that overwrites one.
+    /// Binds running statistics and caches, and every tensor that overwrites one.
     fn bind_changing(
         &self,
         section: &Section,
@@ -185,7 +185,7 @@ impl Emit<'_> {
         }
     }
 
-    /// A gradient, and every tensor that it is accumulated through.
+    /// Binds a gradient, and every tensor that it is accumulated through.
     fn bind_gradients(
         &self,
         section: &Section,
@@ -222,7 +222,7 @@ impl Emit<'_> {
         Some(Bound::one(input.device.of(which), self.values.inputs[index][which]))
     }
 
-    /// Where a micro-batch's export lies.
+    /// The offset of a micro-batch's export.
     fn export(&self, name: &str, micro_batch: usize) -> usize {
         self.places().exports.of(micro_batch) + self.lowering.shared.exports.offsets[name]
     }

@@ -1,4 +1,4 @@
-//! A program as a list of blocks: which stage each block belongs to, and what neighboring blocks
+//! A program as a list of blocks: the stage of each block, and the tensors that neighboring blocks
 //! exchange.
 
 use super::slab::{COPY_BYTES_MAX, Slab};
@@ -9,7 +9,7 @@ use storm_graph::{Block, GraphError, Origin, Tensor};
 #[derive(Debug)]
 pub(crate) struct Blocks {
     blocks: Vec<Block>,
-    /// By block: what it receives from the block right before.
+    /// By block: the tensors it receives from the block right before.
     pub(crate) seams: Vec<Seam>,
     /// Carried tensors from earlier blocks.
     pub(crate) skips: Vec<Skip>,
@@ -21,7 +21,7 @@ pub(crate) struct Blocks {
     first: Vec<usize>,
 }
 
-/// What a block receives from the block right before it.
+/// The tensors a block receives from the block right before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seam {
     /// Index among the block's inputs, and among the outputs of the block before.

@@ -1,10 +1,9 @@
-//! State on disk passes through slots of pinned memory. A slot is read into, copied to the device, filled from
-//! there after the update, and written to the disk; then the next piece of state may use it.
+//! Streams optimizer state from and to the disk through slots of pinned memory. State is read into a slot, copied to
+//! the device, copied back after the update, and written to the disk. Then the slot is free for the next piece.
 //!
-//! Updates that are deferred run in the first forward pass of a step and are over long before its end. So the
-//! slots are filled for the next step as soon as they are free, and steps begin with full slots: the disk reads
-//! and writes beside the whole step. Other updates run at the end of a step, so there the slots are filled at the
-//! beginning of their segment.
+//! Deferred updates run in the first forward pass of a step and finish long before its end. Their slots are refilled
+//! for the next step as soon as they are free, and steps begin with full slots, so that disk I/O overlaps with the
+//! whole step. Other updates run at the end of a step, so their slots are filled at the beginning of their segment.
 
 use super::Lowering;
 use super::emit::Emit;
@@ -17,14 +16,14 @@ use crate::{Decisions, TensorKind, UpdateTime};
 use std::collections::BTreeMap;
 use storm_graph::Block;
 
-/// Slots that the state of updates uses in turn.
+/// The slots that updates use in turn.
 #[derive(Debug)]
 pub(super) struct DiskSlots {
     turns: Turns,
-    /// How many updates of the segment have had a slot.
+    /// Updates of the segment that have had a slot.
     count: usize,
-    /// Block and group of all updates with state on disk, in order, if the slots are full at the beginning of a
-    /// step: then the first ones are in them. Empty otherwise.
+    /// Block and group of all updates with state on disk, in order, if a step begins with full slots: the first of them
+    /// are in the slots. Empty otherwise.
     resting: Vec<(usize, usize)>,
 }
 
@@ -61,19 +60,19 @@ impl DiskSlots {
 }
 
 impl Emit<'_> {
-    /// Where the streamed state of a block is.
+    /// The place of a block's streamed state.
     pub(super) fn state_home(&self, block: usize) -> StateHome {
         let Block { stage, index } = self.lowering.blocks.get(block);
         self.layout.state_homes[stage][index]
     }
 
-    /// Where the copies of an update's state come from.
+    /// The sources of the copies of an update's state.
     pub(super) fn state_homes(&self, block: usize, group: usize) -> Vec<Home> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         self.layout.homes(stage, index).groups[group].clone()
     }
 
-    /// Gives an update the next slot, and reads its state into it unless it is there.
+    /// Assigns the next slot to an update, and reads its state into it unless it is already there.
     pub(super) fn stage_state(&mut self, block: usize, group: usize) -> Staged {
         let slot = self.disk_slots.turns.next();
         let is_there = !self.disk_slots.resting.is_empty()
@@ -88,7 +87,7 @@ impl Emit<'_> {
         Staged { slot, start: self.layout.disk_ring.slot(slot) }
     }
 
-    /// Writes the state of an update to the disk. After the last one of a step, the slots are filled for the next.
+    /// Writes an update's state to the disk. After the last update of a step, refills the slots for the next step.
     pub(super) fn store_state(&mut self, block: usize, group: usize, staged: Staged) {
         for (run, home) in self.state_runs(block, group) {
             if let Home::Disk { offset, slot, bytes } = home {
@@ -109,7 +108,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Reads the state of an update into a slot, as soon as what is there is written.
+    /// Reads an update's state into a slot, once the slot's earlier contents are written.
     fn read_state(&mut self, block: usize, group: usize, slot: usize) {
         let after = self.disk_slots.turns.free_after(slot);
         let start = self.layout.disk_ring.slot(slot);
@@ -129,8 +128,8 @@ impl Emit<'_> {
         runs.zip(self.state_homes(block, group)).collect()
     }
 
-    /// Where the pieces of a block's state are that are on disk, by entry of its slab: on the disk, and in a slot
-    /// if a step begins with it there.
+    /// The places of a block's state pieces that are on disk, by slab entry: on the disk, and in a slot if a step
+    /// begins with the piece there.
     pub(super) fn state_parts(&self, block: usize) -> BTreeMap<usize, Vec<(u32, Place)>> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let mut parts: BTreeMap<usize, Vec<(u32, Place)>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Frozen weights on disk. They are only ever read. Each time a block's weights come in, its frozen ones are read into slots
-//! of pinned memory and copied from there; what learns of the block is in host memory.
+//! Frozen weights on disk, which are only ever read. Whenever a block's weights are fetched, its frozen ones are read
+//! into slots of pinned memory and copied from there. The block's trainable weights are in host memory.
 
 use super::Lowering;
 use super::emit::{Emit, Ends, copy_values};
@@ -13,19 +13,19 @@ use crate::{Decisions, TensorKind};
 use std::collections::BTreeMap;
 use storm_graph::Block;
 
-/// Where the weights of a stage's blocks live if the frozen ones are on disk.
+/// Places of a stage's weights if the frozen ones are on disk.
 #[derive(Debug)]
 pub(crate) struct FrozenHomes {
-    /// Of what learns in a block.
+    /// Bytes of a block's trainable weights.
     pub(crate) host_bytes: usize,
     pub(crate) disk_bytes: usize,
-    /// The most that a copy from the disk has.
+    /// Size of the largest copy from the disk.
     pub(crate) slot_bytes: usize,
-    /// By entry of the slab of weights: where it is in the block's host memory; none if it is on disk.
+    /// By slab entry of the weights: the offset in the block's host memory; `None` if it is on disk.
     on_host: Vec<Option<usize>>,
-    /// Copies of what is on disk.
+    /// Copies of the weights on disk.
     pub(crate) on_disk: Vec<FrozenRun>,
-    /// Copies of the rest.
+    /// Copies of the others.
     pub(crate) learning: Vec<CopyRun>,
 }
 
@@ -33,9 +33,9 @@ pub(crate) struct FrozenHomes {
 #[derive(Clone, Debug)]
 pub(crate) struct FrozenRun {
     pub(crate) copy: CopyRun,
-    /// Relative to the block's space on disk.
+    /// Offset in the block's disk space.
     disk: usize,
-    /// In whole blocks of the disk.
+    /// Size, in whole disk blocks.
     bytes: usize,
 }
 
@@ -66,7 +66,7 @@ impl FrozenHomes {
         FrozenHomes { host_bytes, disk_bytes, slot_bytes, on_host, on_disk, learning }
     }
 
-    /// Where an entry is in the block's host memory; none if it is on disk.
+    /// The offset of an entry in the block's host memory; `None` if it is on disk.
     pub(super) fn on_host(&self, entry: usize) -> Option<usize> {
         self.on_host[entry]
     }
@@ -85,7 +85,7 @@ pub(super) fn is_frozen_on_disk(
 }
 
 impl Emit<'_> {
-    /// The space on disk of a block's frozen weights; none if they are not there.
+    /// The disk space of a block's frozen weights; `None` if they are not on disk.
     fn frozen_space(&self, block: usize) -> Option<usize> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         self.layout.weight_homes[stage][index].disk
@@ -96,12 +96,12 @@ impl Emit<'_> {
         Some(&self.layout.cut.frozen[self.lowering.blocks.get(block).stage])
     }
 
-    /// Where some of a block's weights are in host memory.
+    /// The place of a block's weights in host memory.
     pub(super) fn weights_on_host(&self, block: usize, run: &CopyRun) -> usize {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let home = self.layout.weight_homes[stage][index].host;
         let Some(homes) = self.frozen_homes(block) else { return home + run.offset };
-        // What is next to each other in the slab is so here, too.
+        // Neighbors in the slab are neighbors here, too.
         let &(entry, _, _) = run.pieces.first().expect("a copy has pieces");
         let start = homes.on_host(entry).expect("what is on disk does not come from here");
         home + start + run.offset - self.slab(Class::Weights, stage).entries[entry].offset
@@ -128,7 +128,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Where the pieces of a block's frozen weights are on disk, by entry of the slab.
+    /// The places of a block's frozen weights on disk, by slab entry.
     pub(super) fn frozen_parts(&self, block: usize) -> BTreeMap<usize, Vec<(u32, Place)>> {
         let mut parts: BTreeMap<usize, Vec<(u32, Place)>> = BTreeMap::new();
         let (Some(space), Some(homes)) = (self.frozen_space(block), self.frozen_homes(block))

@@ -1,39 +1,38 @@
-//! Where streamed optimizer state lives between updates: in host memory, or on disk. What is on disk passes
-//! through slots of pinned host memory on its way to the device and back.
+//! Places of streamed optimizer state between updates: host memory or disk. State on disk passes through slots of
+//! pinned host memory on its way to the device and back.
 
 use super::parameters::{Set, SetSlabs};
 use super::update::UpdateGroup;
 
-/// Offsets and sizes of copies from and to the disk are multiples of this, in both tiers: disks transfer whole
-/// blocks.
+/// Alignment of offsets and sizes of disk copies, in both tiers: disks transfer whole blocks.
 pub const DISK_BLOCK_BYTES: usize = 4096;
 
-/// Where the state of a stage's blocks lives if some number of its kinds is on disk.
+/// Places of a stage's state, for a given number of kinds on disk.
 #[derive(Debug)]
 pub(crate) struct Homes {
-    /// Of a block.
+    /// Host memory of a block.
     pub(crate) host_bytes: usize,
     pub(crate) disk_bytes: usize,
-    /// The most that an update has in a slot of pinned memory.
+    /// Most bytes of an update in a slot of pinned memory.
     pub(crate) slot_bytes: usize,
-    /// By kind: how many bytes before it in the slab are on disk; none if it is on disk itself.
+    /// By kind: the bytes before it in the slab that are on disk; `None` if the kind itself is on disk.
     shifts: Vec<Option<usize>>,
-    /// By group of updates, and by its copies of state.
+    /// By update group, then by copy of state.
     pub(crate) groups: Vec<Vec<Home>>,
 }
 
-/// Where one copy of state comes from and goes to.
+/// Where one copy of state is read from and written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// In host memory, relative to the block's.
+    /// In host memory, at an offset in the block's memory.
     Host { offset: usize },
     /// On disk.
     Disk {
-        /// Relative to the block's space.
+        /// Offset in the block's disk space.
         offset: usize,
-        /// Relative to a slot.
+        /// Offset in a slot.
         slot: usize,
-        /// In whole blocks of the disk.
+        /// Size, in whole disk blocks.
         bytes: usize,
     },
 }
@@ -82,7 +81,7 @@ impl Homes {
         Homes { host_bytes, disk_bytes, slot_bytes, shifts, groups: homes }
     }
 
-    /// Where an entry of the slab is in the block's host memory; none if it is on disk.
+    /// The offset of a slab entry in the block's host memory; `None` if it is on disk.
     pub(super) fn on_host(&self, kind: usize, slab_offset: usize) -> Option<usize> {
         self.shifts[kind].map(|shift| slab_offset - shift)
     }
@@ -93,7 +92,7 @@ impl Homes {
     }
 }
 
-/// Kinds of state in the order in which they go to disk.
+/// Kinds of state in the order in which they move to disk.
 fn disk_order(kinds: &[String]) -> Vec<usize> {
     let rank = |kind: &usize| match kinds[*kind].as_str() {
         "second_moment" => 0,

@@ -90,8 +90,8 @@ impl Emit<'_> {
         id
     }
 
-    /// Sums of squares of a block's gradients, which are final. Each has scratch of its own while there is room, so that a
-    /// device may run several at once.
+    /// Computes the sums of squares of a block's final gradients. Each has separate scratch while there is room, so
+    /// that a device can run several at once.
     pub(super) fn sum_squares(&mut self, block: usize) {
         if self.lowering.task.rank.is_shared() {
             return self.sum_own_squares(block);
@@ -113,7 +113,7 @@ impl Emit<'_> {
         }
     }
 
-    /// A node of the norm graph. Results are scalars with separate addresses; scratch goes to `work`.
+    /// Emits a node of the norm graph. Results are scalars with separate addresses; scratch is in `work`.
     fn norm_node(&mut self, node: usize, reads: &[Bound], mut work: usize) {
         let lowering = self.lowering;
         let graph = &lowering.training().norm;
@@ -131,7 +131,7 @@ impl Emit<'_> {
         self.compute(self.norm_graph, node as u32, 0, reads, &writes);
     }
 
-    /// Norm and clip scale, from the sums of squares of all gradients.
+    /// Computes the norm and the clip scale from the sums of squares of all gradients.
     pub(super) fn finish_norm(&mut self) {
         let lowering = self.lowering;
         let graph = &lowering.training().norm;
@@ -150,7 +150,7 @@ impl Emit<'_> {
     }
 }
 
-/// What a node of the norm graph needs of the work area.
+/// Work area of a node of the norm graph.
 pub(super) fn scratch_bytes(norm: &Graph, node: usize) -> usize {
     let outputs = norm.nodes()[node].outputs.iter().map(|&id| norm.tensor(id));
     let scratch = outputs.filter(|tensor| tensor.class == TensorClass::Scratch);

@@ -1,28 +1,27 @@
-//! The parameters of each stage as plans see them.
+//! The parameters, gradients and state of each stage, as plans lay them out.
 
 use super::shards::Shards;
 use super::slab::Slab;
 use crate::{PlanError, Task, UpdateRule, UpdateTime};
 use storm_graph::{DType, Graph, MomentFormat, Op, Shape, Tensor, TensorClass, TensorId, Training};
 
-/// What the blocks of one stage own, and what they add gradients to.
+/// The parameters a stage owns, and the gradients it computes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Set {
     /// Parameters that the stage owns.
     pub(crate) parameters: Vec<Parameter>,
-    /// Gradients that its backward pass makes: first those of the own parameters that learn, in their
-    /// order, then those of parameters that another stage owns.
+    /// Gradients that its backward pass computes: first those of its own trainable parameters, in order, then those of
+    /// parameters owned by other stages.
     pub(crate) gradients: Vec<GradientUse>,
-    /// What a forward pass changes in place, once each time it runs: running statistics and caches of a block. They
-    /// stay on the device.
+    /// Tensors that every forward pass changes in place: running statistics and caches. They stay on the device.
     pub(crate) changing: Vec<Tensor>,
 }
 
-/// One parameter, and its update if it learns.
+/// A parameter, and its update if it is trainable.
 #[derive(Clone, Debug)]
 pub(crate) struct Parameter {
     pub(crate) tensor: Tensor,
-    /// Position among the task's update rules; none if it is frozen.
+    /// Index of its update rule in the task; `None` if it is frozen.
     pub(crate) rule: Option<usize>,
     /// Optimizer state.
     pub(crate) state: Vec<State>,
@@ -33,14 +32,14 @@ pub(crate) struct Parameter {
 pub(crate) struct State {
     /// Suffix of its name: `first_moment`.
     pub(crate) kind: String,
-    /// How the elements of the parameter lie in it.
+    /// Storage format of the elements.
     pub(crate) format: MomentFormat,
 }
 
-/// A gradient that a stage makes.
+/// A gradient that a stage computes.
 #[derive(Clone, Debug)]
 pub(crate) struct GradientUse {
-    /// Of the parameter.
+    /// Name of the parameter.
     pub(crate) name: String,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
@@ -54,17 +53,18 @@ pub(crate) struct SetSlabs {
     pub(crate) weights: Slab,
     /// One entry per gradient.
     pub(crate) gradients: Slab,
-    /// The same without what other ranks own: all that is needed of them when a lane is complete.
+    /// The same without the pieces that other ranks own: what is still needed once a lane is complete.
     pub(crate) complete_gradients: Slab,
-    /// Sums of lanes in f32, one entry per trainable parameter, of the pieces that the rank owns; empty if a step has one lane.
+    /// Sums of lanes in f32: one entry per trainable parameter, with the pieces that the rank owns. Takes no memory if
+    /// the rank has one lane.
     pub(crate) sums: Slab,
-    /// One slab per kind of state would scatter them: kinds one after another, in each one entry per
-    /// trainable parameter, of the pieces that the rank owns.
+    /// One slab for all kinds of state, one kind after another. Each kind has one entry per trainable parameter, with
+    /// the pieces that the rank owns.
     pub(crate) states: Slab,
 }
 
 impl Set {
-    /// One for each stage.
+    /// The sets of all stages.
     pub(crate) fn all(task: &Task) -> Result<Vec<Set>, PlanError> {
         (0..task.program().stages().len()).map(|stage| Set::of(task, stage)).collect()
     }
@@ -127,22 +127,23 @@ impl Set {
         self.parameters.iter().position(|parameter| parameter.tensor.name == name)
     }
 
-    /// The gradient of the parameter of that name.
+    /// The index of a parameter's gradient.
     pub(crate) fn gradient(&self, name: &str) -> Option<usize> {
         self.gradients.iter().position(|gradient| gradient.name == name)
     }
 
-    /// Whether it makes gradients of parameters that other stages own: these must last until the owner's are complete.
+    /// Whether the stage computes gradients of parameters that other stages own. They must last until the owner's are
+    /// complete.
     pub(crate) fn makes_parts(&self) -> bool {
         self.gradients.len() > self.trainable().count()
     }
 
-    /// Positions of the own parameters that learn. The n-th of them has the n-th gradient.
+    /// Indices of the stage's trainable parameters. The n-th of them has the n-th gradient.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.parameters.len()).filter(|&index| self.parameters[index].rule.is_some())
     }
 
-    /// Whether any own parameter does not learn.
+    /// Whether any of the stage's parameters is frozen.
     pub(crate) fn has_frozen(&self) -> bool {
         self.parameters.iter().any(|parameter| parameter.rule.is_none())
     }
@@ -158,7 +159,8 @@ impl Set {
         kinds
     }
 
-    /// Slabs of a stage's blocks on a rank. Sums of lanes last from one lane to the next, so a rank with one lane keeps none.
+    /// The slabs of a stage's blocks on a rank. Sums of lanes last from one lane to the next, so a rank with one lane
+    /// has none.
     pub(super) fn slabs(
         &self,
         stage: usize,
@@ -193,7 +195,7 @@ impl Set {
         for kind in self.kinds() {
             for (t, index) in self.trainable().enumerate() {
                 let parameter = &self.parameters[index];
-                // A parameter without this kind of state keeps an empty entry: positions stay simple.
+                // A parameter without this kind of state gets an empty entry, to keep indices aligned.
                 let elements = parameter.tensor.shape.elements();
                 let bytes = |elements| match parameter.state_of(&kind) {
                     Some(state) => state.format.size_bytes(elements),
@@ -208,7 +210,7 @@ impl Set {
 }
 
 impl Parameter {
-    /// Its state of a kind; none if it has no such state.
+    /// Its state of a kind, if it has any.
     pub(crate) fn state_of(&self, kind: &str) -> Option<&State> {
         self.state.iter().find(|state| state.kind == kind)
     }
@@ -233,7 +235,8 @@ impl UpdateRule {
             .collect()
     }
 
-    /// The same update for `elements` elements from `first` on. In the backward pass there is no clip scale yet.
+    /// The same update for `elements` elements starting at `first`. In the backward pass, the clip scale is not known
+    /// yet.
     pub(crate) fn piece(
         &self,
         first: usize,

@@ -1,4 +1,4 @@
-//! Where everything persistent is kept between steps.
+//! Declares where persistent tensors are between steps.
 
 use super::emit::{Emit, Pieces};
 use super::norm::norm_names;
@@ -18,12 +18,12 @@ fn on_host(offset: usize) -> Place {
     Place { tier: Tier::HOST, offset }
 }
 
-/// Some bytes behind a place.
+/// A place `offset` bytes after another.
 fn behind(place: Place, offset: usize) -> Place {
     Place { offset: place.offset + offset, ..place }
 }
 
-/// A tensor of a block, wherever it is kept.
+/// A persistent tensor at these places.
 fn lasting(tensor: Tensor, pieces: Pieces, places: Vec<Place>) -> Lasting {
     let pieces = (0..pieces.count as usize).map(|index| pieces.piece(index)).collect();
     Lasting { tensor, pieces, places, parts: Vec::new(), shard: None }
@@ -129,7 +129,7 @@ impl Emit<'_> {
                 };
                 let entry = kind * trainable.len() + t;
                 if self.lowering.task.rank.is_shared() {
-                    // Never on disk, so all kinds of a block are in one place.
+                    // These are never on disk, so all kinds of a block are in one place.
                     let start = match is_pinned {
                         true => on_device(states.device(index)),
                         false => on_host(self.state_home(number).host),
@@ -155,8 +155,8 @@ impl Emit<'_> {
         }
     }
 
-    /// Declares a tensor of a block: an entry of the slabs at these places. If ranks share it, each piece that this one
-    /// owns is a tensor of its own.
+    /// Declares a tensor of a block: a slab entry at these places. If ranks share it, each piece that this rank owns
+    /// becomes a separate tensor.
     fn declare(
         &self,
         (stage, t): (usize, usize),

@@ -4,7 +4,7 @@ use super::layout::{ClassPlaces, Layout};
 use crate::TensorKind;
 use std::ops::Range;
 
-/// The classes that stream through slots.
+/// Tensor classes that stream through slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Weights,
@@ -21,7 +21,7 @@ impl Class {
         }
     }
 
-    /// Its places, by stage.
+    /// The places of this class, by stage.
     pub(super) fn places(self, layout: &Layout) -> &[ClassPlaces] {
         match self {
             Class::Weights => &layout.weights,
@@ -30,14 +30,14 @@ impl Class {
     }
 }
 
-/// Device memory of one block's weights or gradients, used by one block at a time.
+/// Device memory for one block's weights or gradients, used by one block at a time.
 #[derive(Clone, Debug)]
 struct Slot {
     bytes: Range<usize>,
     is_pinned: bool,
-    /// The index in its stage of the block whose tensors are there.
+    /// The block whose tensors are in the slot, as an index in its stage.
     contents: Option<usize>,
-    /// How many kernels of the segment precede its last use.
+    /// Number of kernels in the segment up to its last use.
     free_after: usize,
     /// Other slots that overlap it in memory.
     overlaps: Vec<usize>,
@@ -103,7 +103,7 @@ impl Residency {
         self.slots[slot].bytes.clone()
     }
 
-    /// Gives a block its slot. Returns after how many kernels its tensors may be fetched; none if they
+    /// Assigns a block its slot. Returns the number of kernels after which its tensors may be fetched; `None` if they
     /// are already there.
     pub(super) fn enter(
         &mut self,
@@ -138,7 +138,7 @@ impl Residency {
         self.slots[slot].contents == Some(index)
     }
 
-    /// Registers that a block's tensors are in use until the kernel at `position`.
+    /// Records that a block's tensors are in use until the kernel at `position`.
     pub(super) fn touch(
         &mut self,
         layout: &Layout,
@@ -151,7 +151,7 @@ impl Residency {
         self.slots[slot].free_after = position;
     }
 
-    /// Whether other stages use the memory of a block's slot.
+    /// Whether other stages share the memory of a block's slot.
     pub(super) fn is_shared(
         &self,
         layout: &Layout,
@@ -176,7 +176,7 @@ impl Residency {
         one == other || self.slots[one].overlaps.contains(&other)
     }
 
-    /// What is in the rings: class, stage and index in it.
+    /// The contents of the rings: class, stage and block index.
     pub(super) fn in_rings(&self) -> Vec<(Class, usize, usize)> {
         let mut found = Vec::new();
         for class in Class::ALL {
@@ -194,7 +194,7 @@ impl Residency {
         found
     }
 
-    /// Positions count from the start of a segment.
+    /// Resets positions, which count from the start of a segment.
     pub(super) fn begin_segment(&mut self) {
         for slot in &mut self.slots {
             slot.free_after = 0;
@@ -202,7 +202,7 @@ impl Residency {
     }
 }
 
-/// Slots that are used in turn.
+/// Slots that are used round-robin.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     next: usize,

@@ -1,11 +1,11 @@
-//! Tensors side by side, cut into pieces, with the copies that move them.
+//! Contiguous tensors, split into pieces, with the copies that move them.
 
 use crate::pack::aligned;
 
-/// Copies carry at most this much, so that an urgent one never waits long behind another.
+/// Largest copy, so that an urgent one never waits long behind another.
 pub(crate) const COPY_BYTES_MAX: usize = 64 << 20;
 
-/// Tensors that lie one after another, in the same way wherever they are.
+/// Contiguous tensors with the same layout in every tier.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slab {
     pub(crate) entries: Vec<Entry>,
@@ -24,10 +24,10 @@ pub(crate) struct Entry {
 /// A copy of some consecutive pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyRun {
-    /// Relative to the slab.
+    /// Offset in the slab.
     pub(crate) offset: usize,
     pub(crate) size_bytes: usize,
-    /// Entry, piece, and where it lies relative to the run.
+    /// Entry, piece, and the piece's offset in the run.
     pub(crate) pieces: Vec<(usize, usize, usize)>,
 }
 
@@ -42,7 +42,7 @@ impl Slab {
         self.push_pieces(pieces);
     }
 
-    /// Adds some pieces of a tensor: the others are empty.
+    /// Adds a tensor with only some of its pieces; the others are empty.
     pub(crate) fn push_some(
         &mut self,
         size_bytes: usize,
@@ -63,7 +63,7 @@ impl Slab {
         self.size_bytes += aligned(size_bytes);
     }
 
-    /// The same tensors with some of their pieces: the others are empty. Pieces in a row stay in a row.
+    /// The same tensors with only some of their pieces; the others are empty. Consecutive pieces stay contiguous.
     pub(crate) fn with_some(&self, is_there: impl Fn(usize, usize) -> bool) -> Slab {
         let mut slab = Slab::default();
         for (e, entry) in self.entries.iter().enumerate() {
@@ -74,7 +74,7 @@ impl Slab {
         slab
     }
 
-    /// Copies that move the given entries: pieces are taken together up to the size limit.
+    /// Copies that move the given entries, with pieces combined up to the size limit.
     pub(crate) fn runs(&self, entries: std::ops::Range<usize>) -> Vec<CopyRun> {
         let pieces = entries.flat_map(|e| (0..self.entries[e].pieces.len()).map(move |p| (e, p)));
         self.runs_of(pieces)
@@ -104,7 +104,7 @@ impl Slab {
         runs
     }
 
-    /// Where a piece lies in the slab.
+    /// The offset of a piece in the slab.
     pub(crate) fn piece_offset(&self, entry: usize, piece: usize) -> usize {
         let entry = &self.entries[entry];
         entry.offset + entry.pieces[..piece].iter().sum::<usize>()

@@ -9,12 +9,12 @@ pub(super) fn all_runs(slab: &Slab) -> Vec<CopyRun> {
     slab.runs(0..slab.entries.len())
 }
 
-/// Which of a block's gradients.
+/// A subset of a block's gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gradients {
-    /// Those of its own parameters that the rank owns: all that are persistent.
+    /// Those of its own parameters that the rank owns: the persistent ones.
     Own,
-    /// Those, and its parts of the gradients of tied parameters: all that are needed when a lane is complete.
+    /// Also its parts of tied parameters' gradients: everything needed once a lane is complete.
     Complete,
     /// All.
     All,
@@ -28,7 +28,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Where a block's weights or gradients are on the device, while they are there.
+    /// The device address of a block's weights or gradients, while they are there.
     pub(super) fn place(&self, class: Class, block: usize) -> usize {
         let Block { stage, index } = self.lowering.blocks.get(block);
         class.places(&self.layout)[stage].device(index)
@@ -46,13 +46,13 @@ impl Emit<'_> {
         Ends { kind: class.kind(), device: self.place(class, block) + run.offset, host }
     }
 
-    /// Where a run of a block's gradients is in host memory, relative to the block's place there.
+    /// The offset of a run of gradients in the block's host memory.
     pub(super) fn gradient_on_host(&self, stage: usize, run: &CopyRun) -> usize {
         let slab = self.lowering.gradients_on_host(self.decisions, &self.layout.cut.stages[stage]);
         run.pieces.first().map_or(0, |&(entry, piece, _)| slab.piece_offset(entry, piece))
     }
 
-    /// Fetches parts of a block's weights or gradients from host memory, after that many kernels.
+    /// Fetches parts of a block's weights or gradients from host memory, after `after` kernels.
     fn bring(&mut self, class: Class, block: usize, runs: &[CopyRun], after: usize) {
         let pieces = self.pieces(class, block);
         for run in runs {
@@ -62,7 +62,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Takes parts of a block's weights or gradients out.
+    /// Copies parts of a block's weights or gradients to host memory.
     fn send(&mut self, class: Class, block: usize, runs: &[CopyRun]) {
         let pieces = self.pieces(class, block);
         for run in runs {
@@ -84,7 +84,7 @@ impl Emit<'_> {
         class.places(&self.layout)[stage].streaming.is_pinned(index)
     }
 
-    /// Gives a block its slot. Returns after how many kernels its tensors may be fetched; none if they
+    /// Assigns a block its slot. Returns the number of kernels after which its tensors may be fetched; `None` if they
     /// are already there.
     pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
         let Block { stage, index } = self.lowering.blocks.get(block);
@@ -98,7 +98,7 @@ impl Emit<'_> {
         self.residency.is_there(&self.layout, class, stage, index)
     }
 
-    /// Registers that a block's tensors were in use until now.
+    /// Records that a block's tensors were in use until now.
     pub(super) fn touch(&mut self, class: Class, block: usize) {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let now = self.position();
@@ -118,7 +118,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Blocks whose weights a block reads: itself, and those that own its tied parameters.
+    /// The blocks whose weights a block reads: itself, and the owners of its tied parameters.
     pub(super) fn weight_blocks(&self, block: usize) -> Vec<usize> {
         let blocks = &self.lowering.blocks;
         let Block { stage, index } = blocks.get(block);
@@ -137,15 +137,15 @@ impl Emit<'_> {
         }
     }
 
-    /// Registers that a block has read its weights until now.
+    /// Records that a block has read its weights until now.
     pub(super) fn touch_weights(&mut self, block: usize) {
         for owner in self.weight_blocks(block) {
             self.touch(Class::Weights, owner);
         }
     }
 
-    /// Fetches what one group of a block's updates needs, unless it is on the device. All groups of a
-    /// block are updated in a row; each fetches its own part, so the first need not wait for the last.
+    /// Fetches what one group of a block's updates needs, unless it is on the device. All groups of a block are updated
+    /// in a row. Each fetches only its own part, so that the first need not wait for the last.
     pub(super) fn fetch_for_update(
         &mut self,
         block: usize,
@@ -164,7 +164,7 @@ impl Emit<'_> {
                 pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
             let is_on_disk = self.frozen_homes(block).is_some();
             if group == 0 && !is_on_disk {
-                // What is not updated is fetched with the first group.
+                // The first group also fetches the weights that are not updated.
                 let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
                 let slab = self.slab(Class::Weights, stage);
                 let pieces_of = |p: usize| slab.entries[p].pieces.len();
@@ -194,7 +194,7 @@ impl Emit<'_> {
         self.bring(class, block, &runs, after);
     }
 
-    /// Takes a block's gradients out.
+    /// Copies a block's gradients to host memory.
     pub(super) fn write_back_gradients(&mut self, block: usize, which: Gradients) {
         let runs = self.gradient_runs(block, which);
         self.send(Class::Gradients, block, &runs);
@@ -224,7 +224,7 @@ impl Emit<'_> {
         slab.runs_of((0..entries).flat_map(pieces).filter(is_wanted))
     }
 
-    /// Copies pieces of a block's weights out, unless they stay on the device.
+    /// Copies pieces of a block's weights to host memory, unless they stay on the device.
     pub(super) fn write_back_weights(&mut self, block: usize, pieces: &[(usize, usize)]) {
         let class = Class::Weights;
         if self.is_pinned(class, block) {

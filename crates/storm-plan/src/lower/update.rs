@@ -1,4 +1,4 @@
-//! The optimizer in pieces: gradient, parameter and state of a piece meet on the device.
+//! Optimizer updates in pieces: gradient, parameter and state of a piece are on the device together.
 
 use super::disk::Staged;
 use super::emit::{Bound, Emit, Ends, copy_values};
@@ -17,20 +17,20 @@ use storm_graph::Block;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Update {
     block: usize,
-    /// Position among the groups of its stage.
+    /// Index among the groups of its stage.
     group: usize,
 }
 
-/// Pieces that are updated together, because their state comes in together.
+/// Pieces that are updated together, because their state is fetched together.
 #[derive(Clone, Debug)]
 pub(super) struct UpdateGroup {
-    /// Position among the trainable parameters of the set, and the piece.
+    /// Index among the set's trainable parameters, and the piece.
     pub(super) pieces: Vec<(usize, usize)>,
-    /// Those that this rank owns, and updates.
+    /// The pieces that this rank owns and updates.
     pub(super) own: Vec<(usize, usize)>,
     pub(super) runs: Vec<StateRun>,
     pub(super) slot_bytes: usize,
-    /// Copies of the sums of lanes, with their places in a slot of the ring on the device; none if the rank has one lane.
+    /// Copies of the sums of lanes, with their offsets in a slot of the device's ring; empty if the rank has one lane.
     pub(super) sums: Vec<(CopyRun, usize)>,
     pub(super) sums_bytes: usize,
 }
@@ -38,18 +38,18 @@ pub(super) struct UpdateGroup {
 /// A copy of state.
 #[derive(Clone, Debug)]
 pub(super) struct StateRun {
-    /// Position among the kinds of state.
+    /// Index of the kind of state.
     pub(super) kind: usize,
     pub(super) copy: CopyRun,
-    /// Where it goes in a slot of the ring on the device.
+    /// Its offset in a slot of the device's ring.
     pub(super) place: usize,
 }
 
-/// Updates that are due, spread over other work.
+/// Spreads updates evenly over other work.
 pub(super) struct Pace<T = Update> {
     due: VecDeque<T>,
     count: usize,
-    /// Seconds of the work they are spread over, and how much of it is done.
+    /// Time of the work that updates are spread over, and how much of it is done.
     total: f64,
     done: f64,
 }
@@ -59,11 +59,11 @@ impl<T> Pace<T> {
         Pace { count: due.len(), due: due.into(), total, done: 0.0 }
     }
 
-    /// Counts work, and says which updates are due by now.
+    /// Advances by some work, and returns the updates that are now due.
     pub(super) fn advance(&mut self, seconds: f64) -> Vec<T> {
         self.done += seconds;
         let share = if self.total > 0.0 { self.done / self.total } else { 1.0 };
-        // The first one is given time to arrive, the last one time to be used.
+        // Give the first one time to arrive, and the last one time to be used.
         let by_now = (share * (self.count + 1) as f64) as usize;
         let given = self.count - self.due.len();
         let now = by_now.saturating_sub(given).min(self.due.len());
@@ -75,7 +75,7 @@ impl<T> Pace<T> {
     }
 }
 
-/// Cuts the trainable parameters of a set into groups of about one piece's elements for each rank. All ranks have the same groups.
+/// Splits the trainable parameters of a set into groups of about one piece per rank. All ranks have the same groups.
 pub(super) fn groups(
     stage: usize,
     set: &Set,
@@ -137,20 +137,20 @@ impl Emit<'_> {
         groups.map(|group| Update { block, group }).collect()
     }
 
-    /// Updates some pieces: state comes in unless it lives on the device, and goes back out; so does
-    /// the parameter. What other ranks own comes from them.
+    /// Updates some pieces. Fetches state that is not on the device and writes it back, together with the parameter.
+    /// Receives the pieces that other ranks own.
     pub(super) fn update(&mut self, Update { block, group: number }: Update) {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let states = self.layout.states[stage];
         let slot = (!states.streaming.is_pinned(index)).then(|| self.state_turns.next());
         let group = self.layout.cut.updates[stage][number].clone();
-        // No earlier than its state: parts that are due later must not hold up those that are due first.
+        // Not before its state's slot is free: copies for later updates must not delay those due first.
         let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
         self.fetch_for_update(block, &group.own, number, after);
         let homes = self.state_homes(block, number);
         let staged = homes.iter().any(|home| matches!(home, Home::Disk { .. }));
         let staged = staged.then(|| self.stage_state(block, number));
-        // Where each piece of state is now, by entry and piece.
+        // The current place of each piece of state, by entry and piece.
         let mut state_places: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let slot = slot.map(|slot| (slot, self.layout.state_ring.slot(slot)));
         match slot {
@@ -197,13 +197,13 @@ impl Emit<'_> {
         self.write_back_weights(block, &pieces);
     }
 
-    /// What a copy of state contains.
+    /// The values in a copy of state.
     pub(super) fn state_values(&self, block: usize, run: &CopyRun) -> Operands {
         let pieces = &self.values.states[block];
         copy_values(run, |entry, piece| pieces[entry].piece(piece))
     }
 
-    /// Both ends of a copy of state: its place on the device, and its home or its slot on the way to it.
+    /// Both ends of a copy of state: its place on the device, and its place in host memory or its staging slot.
     fn state_ends(&self, block: usize, home: Home, staged: Option<Staged>, device: usize) -> Ends {
         let host = match (home, staged) {
             (Home::Disk { slot, .. }, Some(staged)) => staged.start + slot,
@@ -252,7 +252,7 @@ impl Emit<'_> {
                 _ => self.scalar(&tensor.name),
             });
         }
-        // Every output lies over its operand.
+        // Every output overwrites its operand.
         let node = &graph.nodes()[0];
         for (operand, output) in node.op.in_place() {
             bound[node.outputs[output].index()] = bound[operand.index()];

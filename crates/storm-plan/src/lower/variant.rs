@@ -1,11 +1,11 @@
-//! A section's graph for a given set of kept tensors, with its temporaries laid out.
+//! A section's graph for a given set of kept tensors, with the layout of its temporaries.
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
 use std::sync::Arc;
 use storm_graph::{ActivationCodec, Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
-/// A section as it will run: which nodes, and where its temporaries lie in the work area.
+/// A section as it will run: its nodes, and the layout of its temporaries in the work area.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) section: Section,
@@ -21,18 +21,18 @@ pub(crate) struct Variant {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pass {
     pub(crate) nodes: Vec<PassNode>,
-    /// Offset in the work area, by tensor that owns storage; none for tensors that lie elsewhere.
+    /// By tensor that owns storage: its offset in the work area; `None` for tensors outside of it.
     pub(crate) offsets: Vec<Option<usize>>,
     pub(crate) size_bytes: usize,
-    /// Of all nodes.
+    /// Time of all nodes.
     pub(crate) seconds: f64,
-    /// Of the nodes that recompute, and their matrix arithmetic.
+    /// Time of the nodes that recompute, and their matrix arithmetic.
     pub(crate) recompute_seconds: f64,
     pub(crate) recompute_flops: u128,
     pub(crate) flops: u128,
 }
 
-/// A node and what it touches, looked up once.
+/// A node and the tensors it accesses, looked up once.
 #[derive(Clone, Debug)]
 pub(crate) struct PassNode {
     /// Position in the graph.
@@ -42,7 +42,7 @@ pub(crate) struct PassNode {
     pub(crate) seconds: f64,
 }
 
-/// How the forward and the backward pass of a section run.
+/// Whether the forward and backward pass of a section run separately or as one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passes {
     /// Separately, with the passes of other blocks between them.
@@ -51,7 +51,7 @@ pub(crate) enum Passes {
     Joined,
 }
 
-/// Whether the nodes that change running statistics run.
+/// Whether nodes that change running statistics run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Running {
     /// In the forward pass of a training step.
@@ -139,24 +139,24 @@ impl Pass {
     }
 }
 
-/// What the backward pass of a section takes.
+/// Time of a section's backward pass.
 pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 {
     let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
     backward.map(|node| node_seconds(graph, node, profile)).sum()
 }
 
-/// Seconds of a node.
+/// Time of a node.
 pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     let op = node.op.clone().map(|_, id| graph.tensor(id));
     let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
     profile.op_seconds(&op, &outputs)
 }
 
-/// What a node would take if everything had been kept.
+/// Time of a node if nothing had to be recomputed.
 fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     match node.op {
         _ if node.phase == Phase::Recompute => 0.0,
-        // With a codec, the output is made by the gradient whatever is kept.
+        // With a codec, the gradient node computes the output whatever is kept.
         Op::SwiGluGradAndOutput { dy, gate_up, function, codec: codec @ ActivationCodec::None } => {
             let outputs = node.outputs[..1].to_vec();
             let op = Op::SwiGluGrad { dy, gate_up, function, codec };

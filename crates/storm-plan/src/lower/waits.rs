@@ -1,8 +1,7 @@
-//! Derives which instructions wait for which from the bytes that they touch.
+//! Derives the waits of instructions from the bytes they access.
 //!
-//! Instructions are walked in issue order. Two instructions in different queues that touch the same
-//! bytes, at least one of them writing, need an order: the later one waits for the earlier one,
-//! unless other waits already imply that.
+//! Walks instructions in issue order. If two instructions in different queues access the same bytes and at least one of
+//! them writes, the later one waits for the earlier one, unless other waits already imply that.
 
 use crate::plan::{Compute, Input, Instruction, InstructionId, Operand, Plan, Run, Work};
 use crate::queue::Queue;
@@ -13,7 +12,7 @@ use storm_graph::work;
 
 const QUEUES: usize = Queue::COUNT_MAX;
 
-/// How far along each queue something is: positions count from 1 over the whole walk.
+/// Progress of each queue: positions count from 1 over the whole walk.
 type Clock = [u32; QUEUES];
 
 /// Fills in the waits of every instruction.
@@ -40,7 +39,7 @@ struct Touched {
 }
 
 impl Touched {
-    /// Registers an access to all of it, and raises `needed` to what that must come after.
+    /// Records an access to all of it, and raises `needed` to the accesses that must come before.
     fn touch(&mut self, queue: usize, position: u32, writes: bool, needed: &mut Clock) {
         if let Some((writer, at)) = self.written {
             needed[writer] = needed[writer].max(at);
@@ -57,7 +56,7 @@ impl Touched {
     }
 }
 
-/// A tier's bytes, split wherever something that is touched starts or ends.
+/// A tier's bytes, split wherever an access starts or ends.
 #[derive(Clone)]
 struct Bytes {
     /// Where each part starts; it ends where the next one starts.
@@ -72,7 +71,7 @@ impl Bytes {
         Bytes { parts: vec![Touched::default(); starts.len()], starts }
     }
 
-    /// Registers an access, and raises `needed` to what it must come after.
+    /// Records an access, and raises `needed` to the accesses that must come before.
     fn touch(
         &mut self,
         range: Range<usize>,
@@ -95,13 +94,12 @@ impl Bytes {
 #[derive(Clone)]
 struct Walk<'a> {
     plan: &'a Plan,
-    /// The bytes of the kernels' tier that copies touch: kernels among themselves are in order
-    /// anyway.
+    /// The bytes in the kernels' tier that copies access. Kernels among themselves are ordered by their queue.
     shared: Vec<Range<usize>>,
     tiers: PerTier<Bytes>,
-    /// What is known to be done when the next instruction of a queue starts.
+    /// By queue: the progress of all queues known when its next instruction starts.
     known: [Clock; QUEUES],
-    /// By queue and position: the instruction, and what is done when it is done.
+    /// By queue and position: the instruction, and the progress of all queues known when it is done.
     done: [Vec<(InstructionId, Clock)>; QUEUES],
     /// The last fetch: its queue and position there.
     fetched: Option<(usize, u32)>,
@@ -155,7 +153,7 @@ impl<'a> Walk<'a> {
                 }
                 self.fetched = Some((queue, position));
             }
-            // It reads into the memory that the fetch before it leaves.
+            // It reads into the memory that the fetch before it frees.
             Work::ReadAhead(_) => {
                 if let Some((fetching, position)) = self.fetched {
                     needed[fetching] = position;
@@ -171,8 +169,8 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        // Waiting for one queue may imply progress of another: take the queues in turn, and add only
-        // waits that are not implied.
+        // Waiting for one queue may imply progress of another, so go through the queues and add only waits that are not
+        // implied.
         for other in (0..QUEUES).filter(|&other| other != queue) {
             if needed[other] > self.known[queue][other] {
                 let (id, clock) = self.done[other][needed[other] as usize - 1];
@@ -240,7 +238,7 @@ fn slot(plan: &Plan, input: &Input) -> (Tier, Range<usize>) {
     (input.place.tier, start..start + plan.value(input.value).size_bytes)
 }
 
-/// What copies and collectives touch where kernels work, merged and sorted.
+/// The ranges in the kernels' tier that copies and collectives access, merged and sorted.
 fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for instruction in &plan.instructions {
