@@ -25,12 +25,12 @@ pub enum ExecError {
     SlotMismatch {
         /// Name of the slot.
         name: String,
-        /// What it is.
+        /// The existing slot.
         known: Box<Tensor>,
-        /// What was asked for.
+        /// The requested slot.
         wanted: Box<Tensor>,
     },
-    /// A tensor kept on the host is to be computed, and the device has no room for it.
+    /// A tensor kept on the host is to be computed on the device, which has no room for it.
     #[error(
         "`{tensor}` is to be made in {bytes} bytes of device memory, of which {largest_bytes} are \
          free in one piece; make it on the host and write it"
@@ -43,12 +43,12 @@ pub enum ExecError {
         /// The largest range that no persistent tensor covers.
         largest_bytes: usize,
     },
-    /// An undeclared name.
+    /// The name was not declared.
     #[error("there is no `{name}`; there are: {known}")]
     UnknownName {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Some of what exists.
+        /// Some names that exist.
         known: String,
     },
 }

@@ -88,8 +88,8 @@ impl<D: Device> Resident<D> {
         Ok(())
     }
 
-    /// Runs a schedule, waiting for each instruction, and calls `observe` with the op's name before
-    /// each and with none after the last: for profiles.
+    /// Runs a schedule, waiting for each instruction, for profiling. Calls `observe` with the op's name before each
+    /// instruction, and with `None` after the last.
     ///
     /// # Errors
     /// From the device.
@@ -120,8 +120,7 @@ impl<D: Device> Resident<D> {
         names
     }
 
-    /// Runs only the nodes of that name, of all layers one after another, for profiles. Their results are
-    /// meaningless.
+    /// Runs only the nodes of that name, of all layers in a row, for profiling. Their results are meaningless.
     ///
     /// # Errors
     /// From the device.
@@ -138,7 +137,7 @@ impl<D: Device> Resident<D> {
     /// Waits until everything is done.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn synchronize(&mut self) -> Result<(), ExecError> {
         Ok(self.device.synchronize()?)
     }
@@ -158,7 +157,7 @@ impl<D: Device> Resident<D> {
         (self.device.capacity_bytes(), self.schedules[schedule.0].work_bytes)
     }
 
-    /// Sets a slot.
+    /// Writes a slot.
     ///
     /// # Errors
     /// Wrong dtype or element count.
@@ -167,10 +166,10 @@ impl<D: Device> Resident<D> {
         Ok(self.device.write(self.slots.offset(slot), values)?)
     }
 
-    /// Sets some elements of a slot, `first` and following.
+    /// Writes elements of a slot, starting at `first`.
     ///
     /// # Errors
-    /// Wrong dtype, or more elements than there are.
+    /// Wrong dtype, or more elements than it has.
     pub fn write_part<T: Scalar>(
         &mut self,
         slot: SlotId,
@@ -234,8 +233,7 @@ pub fn resident_bytes(slots: &Slots, schedules: &[Schedule]) -> usize {
     slots.size_bytes().saturating_add(work.max().unwrap_or(0))
 }
 
-/// Host data must have a tensor's dtype and fill it.
-/// Whether a tensor has `count` elements of a dtype, `first` and following.
+/// Checks that a tensor has this dtype and `count` elements starting at `first`.
 pub(crate) fn check_part(
     tensor: &Tensor,
     given_dtype: DType,

@@ -1,12 +1,11 @@
-//! An unrolled program: every node of every layer in execution order, over values that are either slots
-//! or places in the work area.
+//! An unrolled program: every node of every layer in execution order. Its values are slots or buffers in the work area.
 
 use crate::{ExecError, SlotId, Slots};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use storm_graph::{Block, Graph, Phase, Program, Section, Tensor, TensorClass, TensorId};
 
-/// Which of a [`Resident`](crate::Resident)'s schedules to run.
+/// The index of one of a [`Resident`](crate::Resident)'s schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleId(pub(crate) usize);
 
@@ -101,7 +100,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Where a result lies: value and description.
+    /// The value and tensor of a result.
     pub(crate) fn result(&self, name: &str) -> Option<&(ValueId, Tensor)> {
         self.results.get(name)
     }

@@ -22,7 +22,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// None yet.
+    /// No slots.
     pub fn new() -> Slots {
         Slots::default()
     }
@@ -57,7 +57,7 @@ impl Slots {
         self.by_name.get(name).copied()
     }
 
-    /// As [`Slots::find`], with an error that lists what exists.
+    /// Like [`Slots::find`], with an error that lists what exists.
     ///
     /// # Errors
     /// No such slot.
@@ -65,12 +65,12 @@ impl Slots {
         self.find(name).ok_or_else(|| ExecError::unknown(name, self.by_name.keys()))
     }
 
-    /// What the slot holds.
+    /// The tensor of a slot.
     pub fn tensor(&self, id: SlotId) -> &Tensor {
         &self.slots[id.0].tensor
     }
 
-    /// Where it lies.
+    /// The offset of a slot.
     pub(crate) fn offset(&self, id: SlotId) -> usize {
         self.slots[id.0].offset
     }

@@ -1,14 +1,13 @@
 use storm_plan::{InstructionId, Plan, SegmentId};
 
-/// What the host exchanges with a run of a segment, or with a whole step or flush: indices of the
-/// plan's inputs, which it writes before, and of the results, which it reads after. What the segment fetches,
-/// the host does not write.
+/// What the host exchanges with a run of a segment, or with a whole step or flush: indices of the inputs it writes
+/// before, and of the results it reads after. Excludes inputs that the segment fetches.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) inputs: Vec<usize>,
     /// In the order of their micro-batches.
     pub(super) results: Vec<usize>,
-    /// How many micro-batches it works on.
+    /// Number of micro-batches.
     pub(super) micro_batches: usize,
 }
 
@@ -18,7 +17,7 @@ impl Exchange {
         Exchange::new(plan, &[segment], |micro_batch| micro_batch.is_some())
     }
 
-    /// Inputs and results that occur once for all of these segments together.
+    /// Inputs and results that exist once for all of these segments together.
     pub(super) fn of_whole(plan: &Plan, segments: &[SegmentId]) -> Exchange {
         Exchange::new(plan, segments, |micro_batch| micro_batch.is_none())
     }

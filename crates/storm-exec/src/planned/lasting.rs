@@ -1,4 +1,4 @@
-//! Persistent tensors: set, fetched and computed while the queues are empty.
+//! Access to persistent tensors while the queues are empty: reads, writes and initialization.
 
 use super::Planned;
 use super::room::Room;
@@ -11,7 +11,7 @@ use storm_graph::{Graph, Tensor, TensorId};
 use storm_plan::{Lasting, Operand, Place, Plan, Sharded, Tier};
 
 impl<D: PlanDevice> Planned<D> {
-    /// The persistent tensor of that name. Of one that ranks share, reads and writes reach what this rank owns.
+    /// The persistent tensor of that name. If ranks share it, reads and writes access only what this rank owns.
     ///
     /// # Errors
     /// There is no such tensor.
@@ -27,8 +27,8 @@ impl<D: PlanDevice> Planned<D> {
         self.sharded.get(name).map(|&(index, _)| &self.plan.sharded[index])
     }
 
-    /// What this rank has of some bytes of a tensor that ranks share: the name of a part, its bytes that are asked for, and where they are
-    /// among these.
+    /// The parts of a shared tensor that this rank owns within some bytes: the name of each part, the first byte in it,
+    /// and the range within the requested bytes.
     fn own_parts(
         &self,
         name: &str,
@@ -57,10 +57,10 @@ impl<D: PlanDevice> Planned<D> {
         self.write_bytes(name, 0, bytes_of(values))
     }
 
-    /// Sets some elements of a persistent tensor, `first` and following, in whatever tier it is.
+    /// Writes elements of a persistent tensor, starting at `first`, in whatever tier it is.
     ///
     /// # Errors
-    /// No such tensor, the wrong dtype, more elements than there are, or from the device.
+    /// No such tensor, the wrong dtype, more elements than it has, or an error of the device.
     pub fn write_part<T: Scalar>(
         &mut self,
         name: &str,
@@ -71,7 +71,7 @@ impl<D: PlanDevice> Planned<D> {
         self.write_bytes(name, first * size_of::<T>(), bytes_of(values))
     }
 
-    /// Fetches a persistent tensor.
+    /// Reads a persistent tensor.
     ///
     /// # Errors
     /// No such tensor, the wrong dtype or element count, or an error of the device.
@@ -285,7 +285,7 @@ impl<D: PlanDevice> Planned<D> {
     }
 }
 
-/// Whether a tensor has these bytes.
+/// Checks that a tensor has these bytes.
 fn check_bytes(tensor: &Tensor, first: usize, count: usize) -> Result<(), ExecError> {
     let end = first.saturating_add(count);
     if end <= tensor.size_bytes() {
@@ -298,12 +298,12 @@ fn check_bytes(tensor: &Tensor, first: usize, count: usize) -> Result<(), ExecEr
     }))
 }
 
-/// Where a tensor is on the device as a whole, if it is.
+/// The place of a whole tensor on the device, if it has one.
 fn on_device(lasting: &Lasting) -> Option<Place> {
     lasting.places.iter().copied().find(|place| place.tier == Tier::DEVICE)
 }
 
-/// Where to read some bytes of a tensor: places with the ranges they hold, in order. In host memory if possible.
+/// The places to read some bytes of a tensor from, with the range of each, in order. Prefers host memory.
 fn read_places(plan: &Plan, lasting: &Lasting, bytes: Range<usize>) -> Vec<(Place, Range<usize>)> {
     let in_host = |place: &&Place| place.tier == Tier::HOST;
     let whole = lasting.places.iter().find(in_host).or(lasting.places.first());

@@ -12,8 +12,8 @@ use storm_device::{PlanDevice, Supply, Trace};
 use storm_graph::Tensor;
 use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
 
-/// Supplies the inputs of a step and receives its results. `micro_batch` counts through the whole step; it is
-/// none for what exists once per step.
+/// Supplies the inputs of a step and receives its results. `micro_batch` counts through the whole step; it is `None`
+/// for what exists once per step.
 pub trait Feed {
     /// Why data is not available, or the step failed.
     type Error: From<ExecError>;
@@ -44,7 +44,7 @@ pub struct Planned<D> {
     plan: Arc<CheckedPlan>,
     /// Indices of the persistent tensors.
     by_name: BTreeMap<String, usize>,
-    /// Indices of those that ranks share, and of the own parts of each with their first bytes.
+    /// Shared tensors: the index of each, and the first byte and index of each part this rank owns.
     sharded: BTreeMap<String, (usize, Vec<(usize, usize)>)>,
     /// What the host exchanges with each run of a segment.
     segments: Vec<Exchange>,
@@ -52,10 +52,9 @@ pub struct Planned<D> {
     step: Exchange,
     flush: Exchange,
     evaluation: Exchange,
-    /// Results of micro-batches that were issued and not read yet, with the first micro-batch of
-    /// their group.
+    /// Results of micro-batches that were issued and not read yet, with the first micro-batch of their group.
     unread: Vec<(usize, usize)>,
-    /// Room for the largest result.
+    /// A buffer for the largest result.
     staging: Vec<u8>,
     /// Whether idle device memory was released.
     is_released: bool,
@@ -102,10 +101,10 @@ impl<D: PlanDevice> Planned<D> {
         })
     }
 
-    /// Takes the data of later steps from there. The feed of a step has the other inputs.
+    /// Sets the data source of later steps. A step's feed supplies the other inputs.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), ExecError> {
         Ok(self.device.set_supply(supply)?)
     }
@@ -113,7 +112,7 @@ impl<D: PlanDevice> Planned<D> {
     /// Waits until the data of the next step has been read.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn wait_for_data(&mut self) -> Result<(), ExecError> {
         Ok(self.device.wait_for_data()?)
     }
@@ -124,15 +123,15 @@ impl<D: PlanDevice> Planned<D> {
         self.plan.step.iter().map(of_run).sum()
     }
 
-    /// Runs a step. All results have arrived when it returns, but queues may still be busy with what is not
-    /// read before the next step. An error there is reported by a later call.
+    /// Runs a step. When it returns, all results have arrived, but queues may still be busy with work that is not
+    /// needed before the next step. Errors there are reported by a later call.
     ///
     /// # Errors
     /// From the device or the feed.
     pub fn step<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
         self.reclaim_idle()?;
         let plan = Arc::clone(&self.plan);
-        // Left over from a step that failed.
+        // Left over from a failed step.
         self.unread.clear();
         for &input in &self.step.inputs {
             write_input(&mut self.device, &plan, feed, input, None)?;
@@ -169,7 +168,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Micro-batches that one evaluation takes; none if the plan has no evaluation.
+    /// Micro-batches per evaluation; `None` if the plan has no evaluation.
     pub fn evaluated_micro_batches(&self) -> Option<usize> {
         let segment = self.plan.evaluation?;
         Some(self.segments[segment.0 as usize].micro_batches)
@@ -222,7 +221,8 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Gives back device memory that evaluations and persistent tensors do not use, until the next step; says how much.
+    /// Releases device memory that evaluations and persistent tensors do not use, until the next step. Returns its
+    /// size.
     ///
     /// # Errors
     /// From the device.
@@ -232,10 +232,10 @@ impl<D: PlanDevice> Planned<D> {
         Ok(bytes)
     }
 
-    /// Takes back what was released. Steps do that by themselves.
+    /// Reclaims the released memory. Steps do that automatically.
     ///
     /// # Errors
-    /// The memory is no longer there; persistent tensors are whole.
+    /// The memory is no longer available. Persistent tensors are intact.
     pub fn reclaim_idle(&mut self) -> Result<(), ExecError> {
         if self.is_released {
             self.device.reclaim_idle()?;
@@ -247,40 +247,40 @@ impl<D: PlanDevice> Planned<D> {
     /// Waits until everything is done.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn synchronize(&mut self) -> Result<(), ExecError> {
         Ok(self.device.synchronize()?)
     }
 
-    /// Turns recording of later steps on or off, on a device that was opened with recording.
+    /// Turns recording of later steps on or off, on a device opened with recording.
     pub fn set_recording(&mut self, recording: bool) {
         self.device.set_recording(recording);
     }
 
-    /// What the queues did in the last recorded step or flush; none if the device does not record.
+    /// The trace of the last recorded step or flush; `None` if the device does not record.
     ///
     /// # Errors
-    /// Of anything that ran before.
+    /// From earlier work.
     pub fn trace(&mut self) -> Result<Option<Trace>, ExecError> {
         Ok(self.device.trace()?)
     }
 
-    /// What runs.
+    /// The plan.
     pub fn plan(&self) -> &Arc<CheckedPlan> {
         &self.plan
     }
 
-    /// Where it runs.
+    /// The device.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// Where it runs, to be connected.
+    /// The device, mutable, to connect it to other ranks.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// Ends the plan and returns the device, which may keep something for the next one.
+    /// Ends the plan and returns the device, whose memory the next one may reuse.
     pub fn into_device(self) -> D {
         self.device
     }

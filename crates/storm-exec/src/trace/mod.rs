@@ -1,4 +1,4 @@
-//! What the queues of a plan did, as pages, traces and numbers.
+//! Reports on the execution of a plan: pages, trace files and numbers.
 //!
 //! Works on any [`Trace`](storm_device::Trace), measured or on a virtual clock.
 
@@ -18,7 +18,7 @@ pub use stalls::StallCause;
 use storm_graph::{TensorClass, Training};
 pub use summary::{QueueSummary, Stall, Summary, TransferSummary, summarize};
 
-/// A class of tensors, as reports name it.
+/// The name of a tensor class in reports.
 fn class_name(class: TensorClass) -> &'static str {
     match class {
         TensorClass::Input => "inputs",

@@ -5,17 +5,17 @@ use storm_plan::{Compute, Operand, Plan, Tier, Work};
 /// Bytes in use in a tier, from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Since when.
+    /// Start time.
     pub start_ns: u64,
-    /// Where.
+    /// The tier.
     pub tier: Tier,
-    /// How many.
+    /// The bytes.
     pub bytes: usize,
 }
 
-/// How much of each tier holds something still needed, at each change. Persistent tensors, and the
-/// host memory of inputs and results, are always in use; anything else is in use from its write to
-/// its last read.
+/// Memory in each tier that holds something still needed, at each change. Persistent tensors, and
+/// the host memory of inputs and results, are always in use; anything else is in use from its write
+/// to its last read.
 pub fn occupancy(plan: &Plan, trace: &Trace) -> Vec<Occupancy> {
     let always = Always::new(plan);
     let mut uses = Uses::default();
@@ -41,7 +41,7 @@ pub fn occupancy(plan: &Plan, trace: &Trace) -> Vec<Occupancy> {
     all
 }
 
-/// An instruction uses some bytes.
+/// An access of an instruction to some bytes.
 struct Touch {
     tier: Tier,
     offset: usize,
@@ -129,7 +129,7 @@ impl Always {
     }
 }
 
-/// From when until when bytes are needed.
+/// The period during which bytes are needed.
 #[derive(Clone, Copy)]
 struct Use {
     bytes: usize,

@@ -40,7 +40,7 @@ impl Overlap {
     }
 }
 
-/// What a kernel belongs to.
+/// The pass a kernel belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Forward,

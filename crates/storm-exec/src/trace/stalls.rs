@@ -8,16 +8,16 @@ use storm_plan::{InstructionId, Link, Plan, Work};
 /// What the compute queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StallCause {
-    /// A copy over a link, mostly of this class: it delivers an operand, or frees bytes that are
-    /// to be overwritten.
+    /// A copy over a link, mostly of this class: it delivers an operand, or frees bytes that will
+    /// be overwritten.
     Copy(Link, TensorClass),
-    /// The host, to issue a kernel.
+    /// The host, which has not issued the next kernel yet.
     Host,
-    /// Nothing: from one kernel to the next.
+    /// Nothing: the overhead between two kernels.
     Overhead,
-    /// The last copies, when all kernels are done.
+    /// The last copies, after all kernels.
     Drain,
-    /// The data of the next step, when everything else is done.
+    /// The data of the next step, after everything else.
     Data,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for StallCause {
     }
 }
 
-/// A stretch of time in which the compute queue was idle, for one cause.
+/// A period in which the compute queue was idle for one cause.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StallSpan {
     pub(super) cause: StallCause,

@@ -13,46 +13,46 @@ use storm_plan::{Copy, Link, PerTier, Plan, Queue, Tier, Work};
 pub struct Summary {
     /// From the first start to the last end.
     pub total_ns: u64,
-    /// In the order of the plan's.
+    /// In the order of the plan's queues.
     pub queues: Vec<QueueSummary>,
-    /// What was copied, by link and class.
+    /// Copies, by link and class.
     pub transfers: Vec<TransferSummary>,
     /// Why the compute queue was not always busy, longest first.
     pub stalls: Vec<Stall>,
-    /// The most bytes that held something needed at one time.
+    /// Peak of bytes that held something still needed.
     pub peak_bytes: PerTier<usize>,
 }
 
-/// What a queue did.
+/// Totals of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSummary {
-    /// Which.
+    /// The queue.
     pub queue: Queue,
-    /// For people.
+    /// Its name, for display.
     pub name: String,
-    /// Instructions that it ran.
+    /// Number of instructions.
     pub instructions: usize,
-    /// How long it worked.
+    /// Busy time.
     pub busy_ns: u64,
 }
 
-/// What was copied of a class over a link. A copy of several values counts by their bytes.
+/// Copies of a class over a link. A copy of several values is divided by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSummary {
-    /// Which way.
+    /// The link.
     pub link: Link,
-    /// What kind of tensors.
+    /// The class.
     pub class: TensorClass,
-    /// How much.
+    /// Bytes copied.
     pub bytes: u64,
-    /// How long that took.
+    /// Time of the copies.
     pub busy_ns: u64,
-    /// How much of that time the compute queue was busy.
+    /// Part of that time in which the compute queue was busy.
     pub hidden_ns: u64,
 }
 
 impl TransferSummary {
-    /// The share of the time in which the compute queue was busy, 0 to 1.
+    /// The fraction of the time in which the compute queue was busy, 0 to 1.
     pub fn hidden_share(&self) -> f64 {
         match self.busy_ns {
             0 => 1.0,
@@ -64,20 +64,20 @@ impl TransferSummary {
 /// Idle time of the compute queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// Why.
+    /// The cause.
     pub cause: StallCause,
-    /// How long in all.
+    /// Total time.
     pub ns: u64,
 }
 
 impl Summary {
-    /// The share of the time in which a queue was busy, 0 to 1.
+    /// The fraction of the time in which a queue was busy, 0 to 1.
     pub fn busy_share(&self, queue: Queue) -> f64 {
         self.queues[queue.index()].busy_ns as f64 / self.total_ns.max(1) as f64
     }
 }
 
-/// Adds up a trace.
+/// Summarizes a trace.
 pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
     let of_queue =
         |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);

@@ -3,7 +3,7 @@ use crate::trace::summary::largest_class;
 use storm_graph::{Phase, TensorClass};
 use storm_plan::{Compute, InstructionId, Plan, TensorKind, Work};
 
-/// What a stretch of time was used for; each has a color.
+/// How a period of time was used; each kind has a color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,
@@ -21,7 +21,7 @@ pub(super) enum Kind {
     BetweenKernels,
 }
 
-/// Kinds that belong together.
+/// Groups of kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Kernels,
@@ -86,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// For people.
+    /// The name in the legend.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::OptimizerState => "optimizer state",

@@ -14,28 +14,28 @@ use storm_device::Trace;
 use storm_plan::{PerTier, Plan, Queue};
 use units::{show_ns, show_share};
 
-/// What a report says besides the trace.
+/// Facts on the page besides the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportFacts {
     /// The heading.
     pub title: String,
-    /// More about the run: what, and how much.
+    /// More about the run, as rows of name and value.
     pub rows: Vec<Row>,
-    /// Of every tier.
+    /// The limits of every tier.
     pub limits: PerTier<TierLimits>,
 }
 
-/// How much of a tier a run may use, and what it uses besides the plan.
+/// The budget of a tier, and its use besides the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierLimits {
     /// The budget of the run.
     pub budget_bytes: u64,
-    /// What the process holds besides the plan's memory: a context, libraries.
+    /// Memory the process holds besides the plan's: context, libraries.
     pub beside_plan_bytes: u64,
 }
 
-/// Writes a trace as a page of HTML: queues and memory over time, with what the compute queue waited
-/// for, and the [`Summary`] in tables.
+/// Writes a trace as an HTML page: queues and memory over time, what the compute queue waited for, and the [`Summary`]
+/// in tables.
 ///
 /// # Errors
 /// From `out`.

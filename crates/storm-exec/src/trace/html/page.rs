@@ -62,7 +62,7 @@ impl fmt::Display for Escaped<'_> {
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
                 '\n' | '\t' => f.write_char(c)?,
-                // HTML has no way to write them.
+                // HTML cannot represent them.
                 c if c.is_control() => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
             }
@@ -80,9 +80,9 @@ pub fn for_script(json: &str) -> String {
 /// A cell of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
-    /// As it is.
+    /// Plain text.
     Text(String),
-    /// A share of the total, 0 to 1; also shown as a bar.
+    /// A fraction of the total, 0 to 1; also shown as a bar.
     Share(f64),
 }
 
