@@ -19,7 +19,7 @@ impl Chaos {
         Chaos { seed: Seed { seed, step: 0 }, stream, delays: 0 }
     }
 
-    /// How long to delay the queue's next instruction.
+    /// The delay before the queue's next instruction.
     pub(crate) fn delay_ns(&mut self) -> u32 {
         let [word, ..] = words(self.seed, Purpose::Rounding, self.stream, self.delays);
         self.delays += 1;

@@ -39,7 +39,7 @@ pub trait Device {
     /// Waits until everything is done.
     ///
     /// # Errors
-    /// Of any instruction before.
+    /// From any earlier instruction.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
     /// Copies from the host, after everything before it.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use storm_host::{ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchStore};
 use storm_plan::{Copy, DISK_BLOCK_BYTES, Link, Plan, Tier, Work, merged_ranges};
 
-/// Where a device puts the disk tier of a plan.
+/// Options for the disk tier of a plan.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Holds the scratch file.
+    /// The folder of the scratch file.
     pub folder: Arc<ScratchFolder>,
     /// How the file is accessed.
     pub scratch: ScratchOptions,
@@ -22,14 +22,14 @@ impl PartialEq for DiskOptions {
     }
 }
 
-/// What is wrong with a disk.
+/// The kind of disk failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskProblem {
-    /// It cannot be used from the beginning.
+    /// The disk was unusable from the start.
     Unusable,
-    /// It is full, although the space was allocated.
+    /// The disk is full, although the space was allocated.
     Full,
-    /// It refuses to read or write, or returns other bytes than were written.
+    /// The disk fails to read or write, or returns other bytes than were written.
     Faulty,
 }
 
@@ -37,7 +37,7 @@ pub enum DiskProblem {
 #[derive(Debug)]
 pub(crate) struct DiskTier {
     store: ScratchStore,
-    /// Where copies begin and end in pinned memory, merged and in order.
+    /// The ranges of pinned memory that copies use, merged and in order.
     slots: Vec<Range<usize>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct DiskCopy {
 }
 
 impl DiskCopy {
-    /// None if the copy is between other tiers.
+    /// `None` if the copy is between other tiers.
     pub(crate) fn new(copy: &Copy) -> Option<DiskCopy> {
         let (reads, disk, host) = match copy.link() {
             Link::DISK_TO_HOST => (true, copy.from.offset, copy.to.offset),
@@ -63,7 +63,7 @@ impl DiskCopy {
 }
 
 impl DiskTier {
-    /// Allocates the space; none if the plan needs none.
+    /// Allocates the space; `None` if the plan needs none.
     pub(crate) fn new(
         plan: &Plan,
         options: Option<&DiskOptions>,
@@ -118,7 +118,7 @@ impl DiskTier {
         self.store.path()
     }
 
-    /// Runs a copy of the plan to its end.
+    /// Runs a copy of the plan, and waits for it.
     ///
     /// # Safety
     /// `host` is the address of the copy's bytes in pinned memory, which nothing else uses in conflict until this
@@ -134,13 +134,13 @@ impl DiskTier {
         done.map_err(|error| Failed::Disk(problem(&error), error.to_string()))
     }
 
-    /// Reads any bytes, on empty queues.
+    /// Reads any bytes. The queues must be empty.
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.check(offset, bytes.len())?;
         self.store.read_bytes(offset as u64, bytes).map_err(refused)
     }
 
-    /// Writes any bytes, on empty queues.
+    /// Writes any bytes. The queues must be empty.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check(offset, bytes.len())?;
         self.store.write_bytes(offset as u64, bytes).map_err(refused)

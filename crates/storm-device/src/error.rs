@@ -6,7 +6,7 @@ use storm_graph::DType;
 use storm_host::HostMemoryRefused;
 use storm_plan::{InstructionId, Plan, Tier};
 
-/// Why a device refused.
+/// Why a device cannot run something.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DeviceError {
     /// Device or host memory could not be allocated.
@@ -15,7 +15,7 @@ pub enum DeviceError {
     /// The plan uses a tier that the device does not have.
     #[error("this device has no {tier} memory: plan for its own memory and the host's")]
     NoTier {
-        /// Which.
+        /// The tier.
         tier: Tier,
     },
     /// From the GPU, its driver or its libraries. Refused memory is [`DeviceError::Memory`]
@@ -41,7 +41,7 @@ pub enum DeviceError {
         tensor: String,
         /// Its first byte.
         offset: usize,
-        /// What the offset must be a multiple of.
+        /// The required alignment.
         alignment: usize,
     },
     /// An output shares bytes with an operand or another output of its instruction.
@@ -53,7 +53,7 @@ pub enum DeviceError {
         node: String,
         /// The output.
         output: String,
-        /// What it overlaps.
+        /// The tensor it overlaps.
         other: String,
     },
     /// An in-place output is not at its operand's address.
@@ -65,7 +65,7 @@ pub enum DeviceError {
         node: String,
         /// The output.
         output: String,
-        /// What it overwrites.
+        /// The operand it overwrites.
         operand: String,
     },
     /// The device has no kernel for this.
@@ -84,13 +84,13 @@ pub enum DeviceError {
          stopped"
     )]
     Instruction {
-        /// What it was supposed to do.
+        /// A description of the instruction.
         instruction: String,
-        /// Where.
+        /// Its queue.
         queue: String,
-        /// What it was supposed to compute or copy.
+        /// The tensor it computes or copies.
         tensor: String,
-        /// What went wrong.
+        /// The cause.
         reason: String,
     },
     /// A segment of a plan was issued out of order.
@@ -99,17 +99,17 @@ pub enum DeviceError {
          of its step only; a step that was broken off cannot be taken up again"
     )]
     OutOfTurn {
-        /// What was issued.
+        /// The segment that was issued.
         segment: &'static str,
         /// The plan's next segment.
         expected: &'static str,
     },
-    /// A plan that fetches data was given no source of it.
+    /// The plan fetches data, but the device has no data source.
     #[error(
         "the plan fetches data, and the device was given no source: set one before the first step"
     )]
     NoSupply,
-    /// A plan for several ranks on a device that cannot reach others.
+    /// The plan is for several ranks, but the device is not connected to others.
     #[error(
         "the plan is for one of several ranks, and the device is not connected to the others as that one"
     )]
@@ -119,15 +119,15 @@ pub enum DeviceError {
     WrongSize {
         /// Name of the tensor.
         tensor: String,
-        /// What it takes.
+        /// The tensor's size.
         tensor_bytes: usize,
-        /// What was given.
+        /// The size of the data.
         given_bytes: usize,
     },
-    /// The disk refused. In a step, nothing more runs on the device.
+    /// The disk failed. If that happens in a step, nothing more runs on the device.
     #[error("the disk tier: {reason}")]
     Disk {
-        /// Of what kind.
+        /// The kind of failure.
         problem: DiskProblem,
         /// What went wrong, and what to do.
         reason: String,
@@ -137,7 +137,7 @@ pub enum DeviceError {
         "cannot start threads: {reason}; allow more processes (ulimit -u) or ask for fewer threads"
     )]
     Thread {
-        /// What it said.
+        /// The system's error.
         reason: String,
     },
     /// Host data of the wrong type or size.
@@ -149,9 +149,9 @@ pub enum DeviceError {
         elements: usize,
         /// Its dtype.
         dtype: DType,
-        /// What was given.
+        /// The given number of elements.
         given: usize,
-        /// What was given.
+        /// The given dtype.
         given_dtype: DType,
     },
 }
@@ -172,7 +172,7 @@ impl From<HostMemoryRefused> for DeviceError {
 }
 
 impl DeviceError {
-    /// An instruction of the plan has failed.
+    /// The error for a failed instruction of the plan.
     pub(crate) fn instruction(
         plan: &Plan,
         id: InstructionId,
@@ -195,12 +195,12 @@ impl DeviceError {
     }
 }
 
-/// Why an instruction failed.
+/// The cause of a failed instruction.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// By the disk.
+    /// The disk failed.
     Disk(DiskProblem, String),
-    /// By anything else.
+    /// Anything else.
     Other(String),
 }
 

@@ -5,10 +5,10 @@ use crate::cuda::PinnedMemory;
 use rayon::prelude::*;
 use storm_host::HostPages;
 
-/// The piece that one core copies at a time.
+/// Bytes that one core copies at once.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Host memory of exactly the requested size, all of it present; pinned if a card copies to it.
+/// Host memory of exactly the requested size, with all pages present; pinned if a GPU copies to it.
 #[derive(Debug)]
 pub struct HostBuffer(Memory);
 
@@ -22,7 +22,7 @@ impl HostBuffer {
     /// Allocates `bytes` of ordinary memory, at least one.
     ///
     /// # Errors
-    /// The machine or its control group has less.
+    /// The machine or its cgroup has less.
     pub fn new(bytes: usize) -> Result<HostBuffer, DeviceError> {
         Ok(HostBuffer(Memory::Pages(HostPages::new(bytes, |_| {})?)))
     }
@@ -31,7 +31,7 @@ impl HostBuffer {
         HostBuffer(Memory::Pinned(memory))
     }
 
-    /// What is in it.
+    /// The contents.
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Memory::Pages(pages) => pages.as_slice(),
@@ -39,7 +39,7 @@ impl HostBuffer {
         }
     }
 
-    /// To be filled.
+    /// The contents, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Memory::Pages(pages) => pages.as_mut_slice(),

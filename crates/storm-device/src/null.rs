@@ -1,4 +1,4 @@
-//! A device that does no work and has no memory, on a virtual clock.
+//! A device that does no work and has no memory, with a virtual clock.
 
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
@@ -14,19 +14,19 @@ use storm_plan::{
     Work, instruction_seconds,
 };
 
-/// How long things take on a [`NullDevice`].
+/// Timing of a [`NullDevice`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct NullOptions {
-    /// Seconds of each instruction of the plan.
+    /// Time of each instruction of the plan.
     pub instruction_seconds: Vec<f64>,
-    /// Seconds that issuing an instruction costs the host.
+    /// Host time to issue an instruction.
     pub issue_seconds: f64,
     /// Record what the queues did in each step.
     pub trace: bool,
 }
 
 impl NullOptions {
-    /// The simulator's time for each instruction on that hardware, with a trace.
+    /// Uses the simulator's time for each instruction on this hardware, and records a trace.
     pub fn of_profile(plan: &Plan, profile: &HardwareProfile) -> NullOptions {
         NullOptions {
             instruction_seconds: instruction_seconds(plan, profile),
@@ -81,7 +81,7 @@ impl NullDevice {
         Ok(())
     }
 
-    /// Data is taken from its source, so that a run goes on as on any device, and dropped.
+    /// Takes data from its source and drops it, so that the source advances as with any device.
     fn take_data(&self, id: InstructionId) -> Result<(), DeviceError> {
         match &self.plan.instruction(id).work {
             Work::Compute(_) | Work::Copy(_) | Work::Collective(_) => Ok(()),
@@ -216,7 +216,7 @@ impl PlanDevice for NullDevice {
         Ok(())
     }
 
-    /// What the plan would take.
+    /// The memory the plan would use.
     fn memory_taken(&self) -> PerTier<usize> {
         self.plan.bytes
     }

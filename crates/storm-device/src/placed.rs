@@ -1,4 +1,4 @@
-//! A node with addresses, from which every device prepares its instructions.
+//! A node with addresses, which every device turns into an instruction.
 
 use crate::DeviceError;
 use std::ops::Range;
@@ -19,8 +19,8 @@ impl View {
     }
 }
 
-/// A node whose tensors are all placed: in bounds, aligned, and with outputs that overlap nothing
-/// but the operand they overwrite. Kernels rely on this for soundness.
+/// A node whose tensors are all placed: in bounds, aligned, and with outputs that overlap only the
+/// operand they overwrite. Kernels rely on this for soundness.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedNode {
     pub(crate) op: Op<View>,
@@ -73,7 +73,7 @@ impl PlacedNode {
     }
 }
 
-/// What a compute instruction of a plan runs: its graph, its node, and the place of each tensor.
+/// The graph and node of a compute instruction, and the place of each tensor.
 pub(crate) fn node_of<'a>(
     plan: &'a Plan,
     compute: &'a Compute,
@@ -88,7 +88,7 @@ pub(crate) fn node_of<'a>(
     (graph, node, place)
 }
 
-/// What an instruction computes, copies or fetches; the first tensor if there are several.
+/// The tensor that an instruction computes, copies or fetches; the first if there are several.
 pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
     let first = match work {
         Work::Compute(compute) => compute.writes.first().map(|operand| operand.value),
@@ -103,7 +103,7 @@ pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
     first.map_or(String::new(), |value| plan.value(value).name.clone())
 }
 
-/// Host data must fill a tensor exactly.
+/// Checks that host data has exactly the size of a tensor.
 pub(crate) fn check_size(tensor: &Tensor, given_bytes: usize) -> Result<(), DeviceError> {
     let tensor_bytes = tensor.size_bytes();
     if tensor_bytes == given_bytes {

@@ -38,10 +38,10 @@ pub trait PlanDevice: Sized {
     /// The memory cannot be allocated, or the device has no kernel for an instruction.
     fn commit(plan: Arc<CheckedPlan>, options: Self::Options) -> Result<Self, DeviceError>;
 
-    /// What it runs.
+    /// The plan it runs.
     fn plan(&self) -> &Arc<CheckedPlan>;
 
-    /// Takes data from there in later steps. A plan that fetches nothing does not need it.
+    /// Sets the data source of later steps. A plan that fetches nothing does not need one.
     ///
     /// # Errors
     /// Something issued has failed.
@@ -50,27 +50,27 @@ pub trait PlanDevice: Sized {
     /// Waits until the data of the next step has been read.
     ///
     /// # Errors
-    /// Of anything that was issued.
+    /// Something issued has failed.
     fn wait_for_data(&mut self) -> Result<(), DeviceError>;
 
-    /// Issues the instructions of a segment to their queues, in order. Waits while a queue is full; waits
-    /// for empty queues before the first segment of a step and before a flush; and waits for earlier
-    /// copies of the inputs and results that the segment copies too, unless the host has already done so
-    /// by writing and reading them.
+    /// Issues the instructions of a segment to their queues, in order. Waits while a queue is full, for empty
+    /// queues before the first segment of a step and before a flush, and for earlier copies of the inputs and
+    /// results that this segment also copies, unless the host has already waited for those by writing and
+    /// reading them.
     ///
     /// # Errors
     /// The plan has a different segment next, or something issued has failed.
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError>;
 
-    /// Sets an input, given by its index in the plan's inputs, once the copies that read it and the fetches
+    /// Writes an input, given by its index in the plan's inputs, once the copies that read it and the fetches
     /// that write it are done.
     ///
     /// # Errors
     /// The number of bytes is wrong, or something issued has failed.
     fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Reads a result, given by its index in the plan's results, once the last copy that brings it is
-    /// done.
+    /// Reads a result, given by its index in the plan's results, once the last copy that writes it
+    /// is done.
     ///
     /// # Errors
     /// The number of bytes is wrong, or something issued has failed.
@@ -79,25 +79,25 @@ pub trait PlanDevice: Sized {
     /// Waits until all queues are empty.
     ///
     /// # Errors
-    /// Of anything that was issued.
+    /// Something issued has failed.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
-    /// Writes memory, on empty queues.
+    /// Writes memory. The queues must be empty.
     ///
     /// # Errors
     /// The place is outside the tier, or something issued has failed.
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Reads memory, on empty queues.
+    /// Reads memory. The queues must be empty.
     ///
     /// # Errors
     /// The place is outside the tier, or something issued has failed.
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Reads many places, on empty queues, as fast as possible.
+    /// Reads many places as fast as possible. The queues must be empty.
     ///
     /// # Errors
-    /// As [`PlanDevice::read`]; the contents of the other buffers are then unspecified.
+    /// Like [`PlanDevice::read`]; the contents of the other buffers are then unspecified.
     fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
         reads.into_iter().try_for_each(|(place, bytes)| self.read(place, bytes))
     }
@@ -105,7 +105,7 @@ pub trait PlanDevice: Sized {
     /// Host memory that this device can fill fastest. It does not count in [`PlanDevice::memory_taken`].
     ///
     /// # Errors
-    /// The machine or a limit does not allow it.
+    /// The machine or a limit refuses the memory.
     fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, DeviceError> {
         HostBuffer::new(bytes)
     }
@@ -114,7 +114,7 @@ pub trait PlanDevice: Sized {
     /// offset of each tensor in device memory. For work before the first step; it may allocate.
     ///
     /// # Errors
-    /// As [`PlanDevice::commit`] for the node, or the node failed.
+    /// Like [`PlanDevice::commit`] for the node, or the node failed.
     fn run_alone(
         &mut self,
         graph: &Graph,
@@ -123,33 +123,34 @@ pub trait PlanDevice: Sized {
         layer: u16,
     ) -> Result<(), DeviceError>;
 
-    /// Bytes held for the plan, but for what [`PlanDevice::release_idle`] gave back; constant after [`PlanDevice::commit`].
+    /// Memory held for the plan, without what [`PlanDevice::release_idle`] released. Otherwise constant after
+    /// [`PlanDevice::commit`].
     fn memory_taken(&self) -> PerTier<usize>;
 
-    /// Gives back the device memory that neither persistent tensors nor evaluations use, on empty queues. Until it is reclaimed, only
-    /// evaluations are issued, and only persistent tensors are read and written. Returns how much that is; a device that cannot do it
-    /// keeps everything.
+    /// Releases the device memory that neither persistent tensors nor evaluations use. The queues must be empty.
+    /// Until it is reclaimed, only evaluations may be issued, and only persistent tensors read and written. Returns
+    /// its size, which is 0 on a device that cannot do this.
     ///
     /// # Errors
-    /// Of anything that was issued, or from the system or the driver.
+    /// Something issued has failed, or from the system or the driver.
     fn release_idle(&mut self) -> Result<u64, DeviceError> {
         Ok(0)
     }
 
-    /// Takes back what was released, as zeros.
+    /// Reclaims the released memory, zeroed.
     ///
     /// # Errors
-    /// The memory is no longer there. Persistent tensors are whole.
+    /// The memory is no longer available. Persistent tensors are intact.
     fn reclaim_idle(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// How the disk tier is accessed; none if the plan or the device has none.
+    /// The I/O path of the disk tier; `None` if the plan or the device has none.
     fn disk_path(&self) -> Option<ScratchPath> {
         None
     }
 
-    /// Device memory that the process holds now, as counted by the driver if there is one.
+    /// Device memory the process holds now, as reported by the driver where there is one.
     ///
     /// # Errors
     /// From the driver.
@@ -157,7 +158,7 @@ pub trait PlanDevice: Sized {
         Ok(self.memory_taken()[Tier::DEVICE] as u64)
     }
 
-    /// Free device memory; none if the device does not share its memory.
+    /// Free device memory; `None` if no other process shares the device's memory.
     ///
     /// # Errors
     /// From the driver.
@@ -165,17 +166,17 @@ pub trait PlanDevice: Sized {
         Ok(None)
     }
 
-    /// Seconds that collectives took on the device, of those that ended since this was last asked. None if the host moves
-    /// their bytes, and knows.
+    /// Device time of the collectives that ended since the last call; `None` if the host moves their bytes and times
+    /// them itself.
     ///
     /// # Errors
-    /// Of anything that was issued.
+    /// Something issued has failed.
     fn collective_seconds(&self) -> Result<Option<f64>, DeviceError> {
         Ok(None)
     }
 
-    /// What computes: the card, and the library that chooses its matrix products. A plan gives the same
-    /// bits on every device with the same identity.
+    /// Identifies the device and the library that chooses its matrix products. A plan gives the same bits on every
+    /// device with the same identity.
     fn identity(&self) -> String;
 
     /// The clock for timing steps: the host's, except on a device with virtual time. Only differences are
@@ -189,10 +190,10 @@ pub trait PlanDevice: Sized {
     /// starts out on. A device on which recording costs next to nothing may ignore this.
     fn set_recording(&mut self, _recording: bool) {}
 
-    /// What the queues did in the last recorded step or flush, once it is done; none if the device was not
-    /// opened with recording.
+    /// The trace of the last recorded step or flush, once it is done; `None` if the device was not opened with
+    /// recording.
     ///
     /// # Errors
-    /// Of anything that was issued.
+    /// Something issued has failed.
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError>;
 }

@@ -4,16 +4,17 @@ use storm_plan::Tier;
 
 /// Memory of a tier could not be allocated, for any reason.
 ///
-/// A planner can handle this without knowing the device: use less of the tier, by what is missing.
+/// A planner can handle this without knowing the device: it plans with less of the tier, by the
+/// missing amount.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MemoryRefused {
-    /// Of which tier.
+    /// The tier.
     pub tier: Tier,
-    /// What was asked for.
+    /// The requested size.
     pub wanted_bytes: u64,
-    /// How much was available; none if unknown.
+    /// The available size; `None` if unknown.
     pub available_bytes: Option<u64>,
-    /// What refused it, and what to do.
+    /// Who refused it, and what to do.
     pub reason: String,
 }
 

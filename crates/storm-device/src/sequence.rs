@@ -14,12 +14,12 @@ pub(crate) struct Sequence {
     host_copies: Vec<Vec<InstructionId>>,
 }
 
-/// What a segment follows.
+/// The position of a segment in the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// None: the queues must be empty first.
+    /// First: the queues must be empty before it.
     Begins,
-    /// The segment before it in the step.
+    /// After another segment of the step.
     GoesOn,
 }
 
@@ -27,14 +27,14 @@ impl Sequence {
     pub(crate) fn new(plan: &Plan) -> Sequence {
         let copies_of = |segment: &Segment| {
             let here = |id: &InstructionId| segment.instructions.contains(&id.index());
-            // What a fetch of the segment writes, the host does not.
+            // The host does not write what a fetch of the segment writes.
             let inputs = plan.inputs.iter().filter(|input| {
                 input.micro_batch.is_some()
                     && input.copies.iter().any(here)
                     && !input.fetches.iter().any(here)
             });
             let results = plan.results.iter().filter(|result| result.copies.iter().any(here));
-            // All of them, including those in other segments.
+            // All copies of these, including those in other segments.
             let inputs = inputs.flat_map(|input| input.copies.iter().chain(&input.fetches));
             inputs.chain(results.flat_map(|result| &result.copies)).copied().collect()
         };
@@ -47,7 +47,7 @@ impl Sequence {
         &self.host_copies[segment.0 as usize]
     }
 
-    /// Registers that a segment is issued.
+    /// Records that a segment is issued.
     pub(crate) fn advance(&mut self, plan: &Plan, segment: SegmentId) -> Result<Turn, DeviceError> {
         self.skip_empty(plan);
         let begins = plan.step[..self.run].iter().all(|run| run.times == 0) && self.times == 0;

@@ -1,15 +1,15 @@
-//! What queues did, and when.
+//! Traces of queues.
 
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// One run of an instruction. Times are nanoseconds from an origin chosen by the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Which.
+    /// The instruction.
     pub instruction: InstructionId,
     /// What it waited for last, after the previous instruction of its queue was done.
     pub waited_for: WaitedFor,
-    /// When nothing held it up any more.
+    /// When its last wait ended.
     pub ready_ns: u64,
     /// When it started.
     pub start_ns: u64,
@@ -20,11 +20,11 @@ pub struct Span {
 /// What an instruction at the head of its queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitedFor {
-    /// Nothing did.
+    /// Nothing.
     Nothing,
     /// The host had not issued it yet.
     Host,
-    /// This one, in another queue, was not done.
+    /// This instruction, in another queue, was not done.
     Instruction(InstructionId),
 }
 
@@ -33,11 +33,11 @@ pub enum WaitedFor {
 pub struct Trace {
     /// Queue by queue, each in execution order.
     pub spans: Vec<Span>,
-    /// How many more spans there were than fit.
+    /// Number of spans dropped for lack of room.
     pub left_out: usize,
 }
 
-/// Preallocated room for the spans of one step.
+/// A preallocated buffer for the spans of one step.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     spans: PerQueue<Vec<Span>>,
@@ -64,19 +64,19 @@ pub(crate) fn longest(plan: &Plan) -> PerQueue<usize> {
 const SPANS_MAX: usize = 1 << 20;
 
 impl Recorder {
-    /// Room for a step of the plan, or its flush or evaluation if longer.
+    /// Allocates room for a step of the plan, or for its flush or evaluation if longer.
     pub(crate) fn new(plan: &Plan) -> Recorder {
         let spans = longest(plan).map(|count| Vec::with_capacity(count.min(SPANS_MAX)));
         Recorder { spans, left_out: 0 }
     }
 
-    /// Forgets the step before.
+    /// Clears the spans of the step before.
     pub(crate) fn begin(&mut self) {
         self.spans.iter_mut().for_each(|(_, spans)| spans.clear());
         self.left_out = 0;
     }
 
-    /// Records what a queue did.
+    /// Records a span of a queue.
     pub(crate) fn record(&mut self, queue: Queue, span: Span) {
         let spans = &mut self.spans[queue];
         if spans.len() < spans.capacity() {

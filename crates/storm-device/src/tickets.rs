@@ -8,12 +8,12 @@ pub(crate) struct Target {
     pub(crate) instruction: InstructionId,
 }
 
-/// How far every queue must be.
+/// The progress required of every queue.
 pub(crate) type Targets = PerQueue<Target>;
 
 const NOTHING: Targets = PerQueue::of_each(Target { count: 0, instruction: InstructionId(0) });
 
-/// What a queue is given: an instruction, and how far the other queues must be before it starts.
+/// An instruction issued to a queue, and the progress required of the other queues before it starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) instruction: InstructionId,
@@ -38,7 +38,7 @@ impl Tickets {
         Tickets { queues, last, given: PerQueue::default() }
     }
 
-    /// Registers that an instruction is issued.
+    /// Records that an instruction is issued.
     pub(crate) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
         let queue = self.queues[id.index()];
         let targets = self.targets(&plan.instruction(id).waits);
@@ -47,7 +47,7 @@ impl Tickets {
         (queue, Command { instruction: id, targets })
     }
 
-    /// How far the queues must be for the latest runs of all of these to be done.
+    /// The progress at which the latest runs of all these instructions are done.
     pub(crate) fn targets(&self, instructions: &[InstructionId]) -> Targets {
         let mut targets = NOTHING;
         for &instruction in instructions {
