@@ -162,7 +162,7 @@ pub(super) fn run(
     // What is wrong with it is said with what is wrong with the settings.
     let given = machines::given(joined.launch.ranks);
     let machines = machines::of_ranks(&mut joined.engine, *given.as_ref().unwrap_or(&None))?;
-    let prepared = given.map_err(Into::into).and_then(|_| prepared);
+    let prepared = given.map_err(Into::into).and(prepared);
     let ranks = Ranks::new(Box::new(joined.engine.clone()));
     let launch = joined.launch;
     let crew = Crew { ranks, share, launch, machines: machines.into(), cards: Arc::default() };
