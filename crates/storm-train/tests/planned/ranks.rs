@@ -10,8 +10,8 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::TensorClass;
 use storm_model::{LoraOptions, ModelConfig};
 use storm_plan::{
-    CheckedPlan, CollectiveKind, Instruction, Lanes, Lowering, Plan, RankPlace, Work, check,
-    random_decisions, verify_ranks,
+    CheckedPlan, CollectiveKind, Instruction, Lanes, Lowering, Plan, RankPlace, RanksError, Work,
+    check, random_decisions, verify_ranks,
 };
 use storm_ranks::{RankError, in_process};
 use storm_train::{
@@ -271,6 +271,31 @@ fn only_sums_leave_a_machine() {
         }
     }
     assert!(sums > 0, "no sums are exchanged");
+}
+
+/// All ranks alike send the gradients of one block twice and those of another never, or sums.
+#[test]
+fn what_ranks_exchange_twice_is_refused() {
+    let config = large_vocabulary();
+    let lanes = "2x2".parse().expect("lanes");
+    let options = TrainOptions { lanes, ..options(Precision::Bf16Master) };
+    for (machine, kind) in [
+        (4, CollectiveKind::Exchange),
+        (2, CollectiveKind::Exchange),
+        (2, CollectiveKind::ExchangeSums),
+    ] {
+        let plans = plans_on_machines((&config, &options, 4, 3), (4, machine));
+        let mut plans: Vec<Plan> = plans.into_iter().map(|plan| plan.into_plan()).collect();
+        for plan in &mut plans {
+            let is_one =
+                |i: &&mut Instruction| matches!(&i.work, Work::Collective(c) if c.kind == kind);
+            let mut exchanges = plan.instructions.iter_mut().filter(is_one);
+            let first = exchanges.next().expect("an exchange").work.clone();
+            exchanges.next().expect("another exchange").work = first;
+        }
+        let error = verify_ranks(&plans.iter().collect::<Vec<_>>()).expect_err("sent twice");
+        assert!(matches!(error, RanksError::NotNew { .. }), "{error}");
+    }
 }
 
 /// A model with a parameter in several pieces, so that ranks own parts of it.
