@@ -277,13 +277,16 @@ fn receivers(rank: u32, plan: &Plan, kind: CollectiveKind, owner: u32) -> Vec<u3
     }
 }
 
+/// Pieces that one rank sends another, each with its owner, in the order in which they are sent.
+type Messages = VecDeque<(u32, Vec<Piece>)>;
+
 /// One collective of all ranks: messages from each to each, whose pieces arrive in the order in which they are sent.
 fn meet(ranks: &mut [Rank<'_>], all: &[&Collective]) -> Result<(), String> {
     let kind = all[0].kind;
     if all.iter().any(|other| other.kind != kind) {
         return Err("ranks meet in different collectives".to_owned());
     }
-    let mut messages: BTreeMap<(u32, u32), VecDeque<(u32, Vec<Piece>)>> = BTreeMap::new();
+    let mut messages: BTreeMap<(u32, u32), Messages> = BTreeMap::new();
     for (number, collective) in (0..).zip(all) {
         let rank = &mut ranks[number as usize];
         for piece in &collective.pieces {
