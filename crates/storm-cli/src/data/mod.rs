@@ -9,7 +9,9 @@ mod pack;
 mod progress;
 mod records;
 
+pub(crate) use pack::pack_showing;
 pub(crate) use progress::{ByteProgress, Show};
+pub(crate) use records::pack_records_showing;
 
 use anyhow::Result;
 use clap::Subcommand;

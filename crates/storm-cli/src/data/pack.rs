@@ -226,8 +226,19 @@ fn pack_text(args: &PackArgs) -> Result<()> {
         threads: args.threads.unwrap_or_else(|| available_parallelism().map_or(1, Into::into)),
         shard_tokens: args.shard_tokens.unwrap_or(SHARD_TOKENS_DEFAULT),
     };
-    let progress = ByteProgress::new("packing", args.show());
-    let summary = pack(&options, &|at| {
+    let summary = pack_showing(&options, args.show())?;
+    if args.json {
+        println!("{:#}", object(&summary, args));
+    } else if !args.quiet {
+        report(&summary, args);
+    }
+    Ok(())
+}
+
+/// Packs text, and shows progress.
+pub(crate) fn pack_showing(options: &PackOptions, show: Show) -> Result<PackSummary, DataError> {
+    let progress = ByteProgress::new("packing", show);
+    let summary = pack(options, &|at| {
         let detail = || format!("{} tokens", grouped(at.tokens));
         match at.bytes_total {
             Some(total) => progress.set(at.bytes_done, total, detail),
@@ -235,13 +246,7 @@ fn pack_text(args: &PackArgs) -> Result<()> {
         }
     });
     progress.finish();
-    let summary = summary?;
-    if args.json {
-        println!("{:#}", object(&summary, args));
-    } else if !args.quiet {
-        report(&summary, args);
-    }
-    Ok(())
+    summary
 }
 
 fn object(summary: &PackSummary, args: &PackArgs) -> serde_json::Value {

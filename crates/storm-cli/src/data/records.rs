@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Mutex;
+use storm_data::DataError;
 use storm_data::records::{
     Codec, Column, ColumnKind, RecordManifest, RecordPackOptions, RecordPackSummary, RecordSet,
     pack_records,
@@ -24,18 +25,26 @@ pub(super) fn pack(
     if show == Show::Progress {
         eprintln!("packing {}", options.input.words());
     }
-    let progress = ByteProgress::new("packing", show);
-    let summary = pack_records(options, &|at| {
-        progress.set(at.bytes_done, at.bytes_total, || format!("{} records", grouped(at.records)));
-    });
-    progress.finish();
-    let summary = summary?;
+    let summary = pack_records_showing(options, show)?;
     if as_json {
         println!("{:#}", object(&summary, options));
     } else if !quiet {
         report(&summary, &options.out);
     }
     Ok(())
+}
+
+/// Packs records, and shows progress.
+pub(crate) fn pack_records_showing(
+    options: &RecordPackOptions,
+    show: Show,
+) -> Result<RecordPackSummary, DataError> {
+    let progress = ByteProgress::new("packing", show);
+    let summary = pack_records(options, &|at| {
+        progress.set(at.bytes_done, at.bytes_total, || format!("{} records", grouped(at.records)));
+    });
+    progress.finish();
+    summary
 }
 
 fn object(summary: &RecordPackSummary, options: &RecordPackOptions) -> serde_json::Value {

@@ -3,14 +3,14 @@
 use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
-use crate::data::{ByteProgress, Show};
+use crate::data::{Show, pack_records_showing, pack_showing};
 use crate::model::grouped;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
-use storm_data::records::{Codec, RecordInput, RecordOutline, RecordPackOptions, pack_records};
+use storm_data::records::{Codec, RecordInput, RecordOutline, RecordPackOptions};
 use storm_data::{
     ChatTemplate, DataError, IfExists, InputFormat, PackOptions, SHARD_TOKENS_DEFAULT,
-    SpecialTokens, TokenizerSource, files_to_pack, pack,
+    SpecialTokens, TokenizerSource, files_to_pack,
 };
 
 /// A folder of images that is not packed yet.
@@ -51,12 +51,8 @@ impl Pictures {
             false => (settings.held_out, format!("held-out = {}", settings.held_out)),
         };
         style.say(&format!("packing {} …", self.input.words()));
-        let progress = progress(style);
-        let summary = pack_records(&options(self.input.clone(), out, held_out), &|at| {
-            let detail = || format!("{} pictures", grouped(at.records));
-            progress.set(at.bytes_done, at.bytes_total, detail);
-        });
-        progress.finish();
+        let options = options(self.input.clone(), out, held_out);
+        let summary = pack_records_showing(&options, shown(style));
         let counts = summary.map_err(|error| advised(error, &self.folder))?.manifest.counts;
         style.say(&format!(
             "packed {} pictures into {}, {} of them held out: {why}",
@@ -119,16 +115,7 @@ pub(super) fn pack_text(
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         shard_tokens: SHARD_TOKENS_DEFAULT,
     };
-    let progress = progress(style);
-    let summary = pack(&options, &|at| {
-        let detail = || format!("{} tokens", grouped(at.tokens));
-        match at.bytes_total {
-            Some(total) => progress.set(at.bytes_done, total, detail),
-            None => progress.set_unknown(at.bytes_done, detail),
-        }
-    });
-    progress.finish();
-    let summary = summary?;
+    let summary = pack_showing(&options, shown(style))?;
     style.say(&format!(
         "packed {} tokens of {} files into {}",
         grouped(summary.counts.tokens),
@@ -138,12 +125,10 @@ pub(super) fn pack_text(
     Ok(())
 }
 
-fn progress(style: Style) -> ByteProgress {
-    ByteProgress::new(
-        "packing",
-        match style {
-            Style::People => Show::Progress,
-            Style::Json | Style::Quiet => Show::Nothing,
-        },
-    )
+/// Progress is for people.
+fn shown(style: Style) -> Show {
+    match style {
+        Style::People => Show::Progress,
+        Style::Json | Style::Quiet => Show::Nothing,
+    }
 }
