@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use storm_plan::{Collective, CollectiveKind, Compute, Moved, Operand, Place, Plan};
+use storm_plan::{Collective, CollectiveKind, Compute, Moved, Operand, Place, Plan, RankPlace};
 
 /// A way to all other ranks of a step.
 pub trait Collectives: fmt::Debug + Send + Sync {
@@ -27,7 +27,7 @@ pub(crate) struct Packed {
     pub(crate) bytes: usize,
 }
 
-/// A collective as messages: one to each rank, and one from each.
+/// Messages that all ranks send at once: one to each rank, and one from each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Messages {
     pub(crate) pack: Vec<Packed>,
@@ -38,61 +38,73 @@ pub(crate) struct Messages {
     pub(crate) kept: Vec<(Place, Place, usize)>,
 }
 
+/// Which way pieces go in one round of a collective, as a rank sees it.
+struct Route<'a> {
+    /// What is sent, and to which ranks.
+    sends: Vec<(&'a Operand, Vec<u32>)>,
+    /// What is received, and from which rank.
+    receives: Vec<(u32, &'a Operand)>,
+}
+
 impl Messages {
-    pub(crate) fn new(plan: &Plan, collective: &Collective) -> Messages {
-        let ranks = plan.rank.ranks;
-        let place = |operand: &Operand| Place { tier: Compute::TIER, offset: operand.offset };
-        let bytes = |operand: &Operand| plan.value(operand.value).size_bytes;
-        let mut messages = Messages::default();
-        let mut sent = 0;
-        let mut pack = |messages: &mut Messages, pieces: &mut dyn Iterator<Item = &Moved>| {
-            let start = sent;
-            for operand in pieces.filter_map(|piece| piece.sent.as_ref()) {
-                let packed = Packed { place: place(operand), at: sent, bytes: bytes(operand) };
-                messages.pack.push(packed);
-                sent += packed.bytes;
-            }
-            start..sent
-        };
-        match collective.kind {
+    /// The rounds of a collective: what one receives, the next may send.
+    pub(crate) fn rounds(plan: &Plan, collective: &Collective) -> Vec<Messages> {
+        let place = plan.rank;
+        let routes = match collective.kind {
             CollectiveKind::Exchange | CollectiveKind::ExchangeSums => {
-                for rank in 0..ranks {
-                    let receiver =
-                        |piece: &&Moved| collective.kind.receiver(plan.rank, piece.owner);
-                    let is_to = |piece: &&Moved| receiver(piece) == Some(rank);
-                    let mut to = collective.pieces.iter().filter(is_to);
-                    let range = pack(&mut messages, &mut to);
-                    messages.sends.push(range);
-                }
+                vec![exchange(place, collective)]
+            }
+            CollectiveKind::Gather if place.has_relays() => {
+                let to_relays = gather(place, collective, place.relay_peers().collect(), |o| o);
+                let group = place.relay_group().collect();
+                vec![to_relays, gather(place, collective, group, |o| place.relay_of(o))]
             }
             CollectiveKind::Gather => {
-                // The same to everyone.
-                let range = pack(&mut messages, &mut collective.pieces.iter());
-                for rank in 0..ranks {
-                    let is_own = rank == plan.rank.rank;
-                    messages.sends.push(if is_own { 0..0 } else { range.clone() });
-                }
+                vec![gather(place, collective, (0..place.ranks).collect(), |o| o)]
             }
+        };
+        let mut rounds: Vec<Messages> =
+            routes.iter().map(|route| Messages::new(plan, route)).collect();
+        rounds[0].kept = kept(plan, collective);
+        rounds
+    }
+
+    fn new(plan: &Plan, route: &Route<'_>) -> Messages {
+        let packed = |operand: &Operand, at: usize| Packed {
+            place: place_of(operand),
+            at,
+            bytes: plan.value(operand.value).size_bytes,
+        };
+        let mut messages = Messages::default();
+        let mut sent: Vec<(&[u32], Range<usize>)> = Vec::new();
+        // Ranks that get the same share a message.
+        let mut receivers: Vec<&[u32]> = Vec::new();
+        for (_, to) in &route.sends {
+            if !receivers.contains(&&to[..]) {
+                receivers.push(to);
+            }
+        }
+        let mut end = 0;
+        for to in receivers {
+            let start = end;
+            for (operand, _) in route.sends.iter().filter(|(_, other)| other == to) {
+                let packed = packed(operand, end);
+                messages.pack.push(packed);
+                end += packed.bytes;
+            }
+            sent.push((to, start..end));
         }
         let mut received = 0;
-        for rank in 0..ranks {
+        for rank in 0..plan.rank.ranks {
+            let to_rank = sent.iter().find(|(to, _)| to.contains(&rank));
+            messages.sends.push(to_rank.map_or(0..0, |(_, range)| range.clone()));
             let start = received;
-            for (from, operand) in collective.writes() {
-                if *from == rank && rank != plan.rank.rank {
-                    let packed =
-                        Packed { place: place(operand), at: received, bytes: bytes(operand) };
-                    messages.unpack.push(packed);
-                    received += packed.bytes;
-                }
+            for (_, operand) in route.receives.iter().filter(|(from, _)| *from == rank) {
+                let packed = packed(operand, received);
+                messages.unpack.push(packed);
+                received += packed.bytes;
             }
             messages.receives.push(start..received);
-        }
-        for Moved { sent, received, .. } in &collective.pieces {
-            for (from, operand) in received {
-                if let (Some(sent), true) = (sent, *from == plan.rank.rank) {
-                    messages.kept.push((place(sent), place(operand), bytes(operand)));
-                }
-            }
         }
         messages
     }
@@ -114,7 +126,133 @@ impl Messages {
     }
 }
 
+fn place_of(operand: &Operand) -> Place {
+    Place { tier: Compute::TIER, offset: operand.offset }
+}
+
+/// Every rank sends each piece to the one that adds it up.
+fn exchange(place: RankPlace, collective: &Collective) -> Route<'_> {
+    let to = |piece: &Moved| collective.kind.receiver(place, piece.owner).into_iter().collect();
+    let sends = collective.pieces.iter();
+    let sends = sends.filter_map(|piece| Some((piece.sent.as_ref()?, to(piece)))).collect();
+    Route { sends, receives: collective.writes().map(|(from, operand)| (*from, operand)).collect() }
+}
+
+/// Some ranks get every piece whose source is one of them. The source of a piece depends on its owner; one that does not own
+/// the piece has received it in an earlier round.
+fn gather(
+    place: RankPlace,
+    collective: &Collective,
+    members: Vec<u32>,
+    source: impl Fn(u32) -> u32,
+) -> Route<'_> {
+    let others: Vec<u32> = members.iter().copied().filter(|&rank| rank != place.rank).collect();
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for Moved { owner, sent, received } in &collective.pieces {
+        let source = source(*owner);
+        let received = received.first().map(|(_, operand)| operand);
+        if source == place.rank {
+            sends.extend(sent.as_ref().or(received).map(|operand| (operand, others.clone())));
+        } else if others.contains(&source) {
+            receives.extend(received.map(|operand| (source, operand)));
+        }
+    }
+    Route { sends, receives }
+}
+
+/// Own pieces that a rank puts elsewhere.
+fn kept(plan: &Plan, collective: &Collective) -> Vec<(Place, Place, usize)> {
+    let mut kept = Vec::new();
+    for Moved { sent, received, .. } in &collective.pieces {
+        for (from, operand) in received {
+            if let (Some(sent), true) = (sent, *from == plan.rank.rank) {
+                let bytes = plan.value(operand.value).size_bytes;
+                kept.push((place_of(sent), place_of(operand), bytes));
+            }
+        }
+    }
+    kept
+}
+
 /// What lies in a range of what is sent or received.
 fn within(packed: &[Packed], range: Range<usize>) -> impl Iterator<Item = &Packed> {
     packed.iter().filter(move |packed| range.contains(&packed.at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_graph::TensorClass;
+    use storm_plan::{TensorKind, Tier, Value, ValueId};
+
+    const PIECE: usize = 64;
+
+    /// A gather on a rank, of a piece for each of these owners. An owner has its piece at the place where the others get it.
+    fn gather_on(place: RankPlace, owners: &[u32]) -> (Plan, Collective) {
+        let mut plan = Plan { rank: place, ..Plan::default() };
+        let mut pieces = Vec::new();
+        for (number, &owner) in owners.iter().enumerate() {
+            let (name, class) = (format!("w{number}"), TensorClass::Gradient);
+            plan.values.push(Value { name, size_bytes: PIECE, class });
+            let operand = Operand { value: ValueId(number as u32), offset: PIECE * number };
+            let is_own = owner == place.rank;
+            let received = if is_own { vec![] } else { vec![(owner, operand.clone())] };
+            pieces.push(Moved { owner, sent: is_own.then_some(operand), received });
+        }
+        (plan, Collective { kind: CollectiveKind::Gather, pieces, moves: TensorKind::Weights })
+    }
+
+    /// Runs the rounds of all ranks. Returns what each has of every piece, and how often each pair of ranks sent a piece.
+    fn run(places: &[RankPlace], owners: &[u32]) -> (Vec<Vec<Option<u32>>>, Vec<(u32, u32)>) {
+        let has = |rank: u32, owner: u32| (rank == owner).then_some(owner);
+        let mut pieces: Vec<Vec<Option<u32>>> = (0..places.len() as u32)
+            .map(|rank| owners.iter().map(|&owner| has(rank, owner)).collect())
+            .collect();
+        let rounds: Vec<Vec<Messages>> = places
+            .iter()
+            .map(|&place| {
+                let (plan, collective) = gather_on(place, owners);
+                Messages::rounds(&plan, &collective)
+            })
+            .collect();
+        let mut sent = Vec::new();
+        for round in 0..rounds[0].len() {
+            let before = pieces.clone();
+            let number = |packed: &Packed| {
+                assert_eq!((packed.place.tier, packed.bytes), (Tier::DEVICE, PIECE));
+                packed.place.offset / PIECE
+            };
+            for (to, receiver) in (0..).zip(&rounds) {
+                for (from, sender) in (0..).zip(&rounds) {
+                    let out: Vec<usize> = sender[round].sent_to(to).map(number).collect();
+                    let arrived: Vec<usize> =
+                        receiver[round].received_from(from).map(number).collect();
+                    assert_eq!(out, arrived, "round {round}: {from} sends {to}");
+                    for number in out {
+                        pieces[to as usize][number] = before[from as usize][number];
+                        sent.push((from, to));
+                    }
+                }
+            }
+        }
+        (pieces, sent)
+    }
+
+    #[test]
+    fn every_rank_gets_every_piece_through_relays_too() {
+        // Owners of several pieces, of one and of none, in no order.
+        let owners = [4, 0, 5, 1, 4, 3, 0];
+        for relay in [1, 2, 3, 6] {
+            let place = |rank| RankPlace { relay, ..RankPlace::flat(rank, 6) };
+            let places: Vec<RankPlace> = (0..6).map(place).collect();
+            let (pieces, sent) = run(&places, &owners);
+            for found in pieces {
+                assert_eq!(found, owners.map(Some));
+            }
+            // A piece goes to each of the other machines once, and once to each of the other ranks.
+            let between = sent.iter().filter(|(from, to)| from / relay != to / relay).count();
+            assert_eq!(between, owners.len() * (6 / relay as usize - 1), "{relay} on a machine");
+            assert_eq!(sent.len(), owners.len() * 5);
+        }
+    }
 }

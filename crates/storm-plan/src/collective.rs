@@ -6,6 +6,9 @@
 //! Gradients are exchanged on one level or on two. On one, every rank sends the owner of each piece its lane of it. On two, ranks of a
 //! machine first add up their lanes among themselves, and only the sums go from machine to machine. One level is the case of one
 //! machine, wherever ranks really are.
+//!
+//! Pieces of weights are gathered directly or through relays. Directly, the owner of a piece sends it to every other rank. Through
+//! relays, it sends the piece to one rank of every other machine, and that rank sends it to the rest of its machine.
 
 use crate::TensorKind;
 use crate::plan::{Operand, Plan};
@@ -21,12 +24,20 @@ pub struct RankPlace {
     /// How many ranks in a row add up their lanes among themselves, before the sums go to the owners of their pieces: those of
     /// a machine. As many as there are if the exchange has one level.
     pub machine: u32,
+    /// How many ranks in a row receive gathered pieces from other machines through one of them: those of a machine. As many as
+    /// there are if owners send to every rank.
+    pub relay: u32,
 }
 
 impl RankPlace {
-    /// A rank of several that exchange gradients on one level.
+    /// A rank of several that exchange gradients on one level and gather weights directly.
     pub fn flat(rank: u32, ranks: u32) -> RankPlace {
-        RankPlace { rank, ranks, machine: ranks }
+        RankPlace { rank, ranks, machine: ranks, relay: ranks }
+    }
+
+    /// A rank of several on machines of this many, which exchange gradients on two levels and gather weights through relays.
+    pub fn on_machines(rank: u32, ranks: u32, machine: u32) -> RankPlace {
+        RankPlace { rank, ranks, machine, relay: machine }
     }
 
     /// Whether others share the step.
@@ -37,6 +48,27 @@ impl RankPlace {
     /// Whether gradients are exchanged inside machines, and sums of these between machines.
     pub fn has_levels(self) -> bool {
         self.machine < self.ranks
+    }
+
+    /// Whether gathered pieces reach a machine once, and go from rank to rank inside it.
+    pub fn has_relays(self) -> bool {
+        self.relay < self.ranks
+    }
+
+    /// The ranks through which this machine and others gather: those of the same number in their machines, in order.
+    pub fn relay_peers(self) -> impl Iterator<Item = u32> {
+        (self.rank % self.relay.max(1)..self.ranks).step_by(self.relay.max(1) as usize)
+    }
+
+    /// The ranks to which this one relays, itself included, in order.
+    pub fn relay_group(self) -> impl Iterator<Item = u32> {
+        let first = self.rank - self.rank % self.relay.max(1);
+        first..first + self.relay
+    }
+
+    /// The rank of this machine that relays a piece, given the owner of the piece.
+    pub fn relay_of(self, owner: u32) -> u32 {
+        self.rank - self.rank % self.relay.max(1) + owner % self.relay.max(1)
     }
 
     /// How many machines exchange sums.
@@ -87,7 +119,7 @@ pub enum CollectiveKind {
     /// The second level: ranks of equal numbers in their machines send the owner of each piece what their machine has of it,
     /// which the owner adds up in the order of the machines.
     ExchangeSums,
-    /// The owner of each piece sends it to all others.
+    /// Every rank gets each piece as its owner has it: from the owner, or through a relay of its machine.
     Gather,
 }
 
@@ -184,7 +216,7 @@ impl Collective {
 }
 
 /// Bytes that the busiest rank sends or receives, given those of the pieces of each rank. In a gather, every rank
-/// receives what others own; one that owns more than others is not counted for sending it to each of them.
+/// receives what others own, with relays or without; what a rank sends to several others is not counted several times.
 pub(crate) fn busiest_bytes(kind: CollectiveKind, place: RankPlace, owned: &[usize]) -> usize {
     let received: Vec<usize> = match kind {
         // By number in a machine.

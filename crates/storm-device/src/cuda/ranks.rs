@@ -143,7 +143,7 @@ impl CudaRanks {
         Ok(())
     }
 
-    /// Queues the messages of a collective.
+    /// Queues the messages of a round of a collective.
     ///
     /// # Safety
     /// Until the stream has executed this, nothing writes what is sent, and nothing accesses what is received. The other
@@ -168,17 +168,19 @@ impl CudaRanks {
         Ok(unsafe { self.communicator.exchange(sends, receives, stream) }?)
     }
 
-    /// As [`CudaRanks::queue`], and times it.
+    /// Queues the rounds of a collective, and times them.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`CudaRanks::queue`].
     pub(super) unsafe fn queue_timed(
         &self,
-        messages: &PlacedMessages,
+        rounds: &[PlacedMessages],
         stream: &Stream,
     ) -> Result<(), CudaError> {
-        // SAFETY: by the promise of the caller.
-        self.clock.time(&self.context, stream, || unsafe { self.queue(messages, stream) })
+        self.clock.time(&self.context, stream, || {
+            // SAFETY: by the promise of the caller. A stream runs one round after the other.
+            rounds.iter().try_for_each(|messages| unsafe { self.queue(messages, stream) })
+        })
     }
 
     /// Seconds that timed collectives took on the card, of those that ended since this was last asked.
@@ -205,7 +207,7 @@ impl fmt::Debug for CudaRanks {
     }
 }
 
-/// The messages of a collective, with addresses. Nothing is packed: each piece goes from its place on one card to its place on
+/// The messages of a round of a collective, with addresses. Nothing is packed: each piece goes from its place on one card to its place on
 /// another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlacedMessages {
@@ -216,7 +218,7 @@ pub(super) struct PlacedMessages {
 }
 
 impl PlacedMessages {
-    /// Those of a collective of a plan, in a block of its size.
+    /// Those of a round of a collective of a plan, in a block of its size.
     pub(super) fn new(
         plan: &Plan,
         name: &str,

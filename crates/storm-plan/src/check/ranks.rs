@@ -112,9 +112,12 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
     }
     let Some((first, others)) = plans.split_first() else { return Ok(()) };
     let machine = first.rank.machine;
-    if let Some(other) = others.iter().find(|plan| plan.rank.machine != machine) {
-        let (rank, found) = (other.rank.rank, other.rank.machine);
-        return Err(RanksError::Machines { rank, found, expected: machine });
+    for on_one in [|plan: &Plan| plan.rank.machine, |plan: &Plan| plan.rank.relay] {
+        let expected = on_one(first);
+        if let Some(other) = others.iter().find(|plan| on_one(plan) != expected) {
+            let (rank, found) = (other.rank.rank, on_one(other));
+            return Err(RanksError::Machines { rank, found, expected });
+        }
     }
     let expected = View::new(first)?;
     for plan in others {
@@ -158,7 +161,7 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
 /// their machines exchange.
 pub fn shared_digest(plan: &Plan) -> u64 {
     let mut hasher = DefaultHasher::new();
-    plan.rank.machine.hash(&mut hasher);
+    (plan.rank.machine, plan.rank.relay).hash(&mut hasher);
     for run in &plan.step {
         (run.segment.0, run.times).hash(&mut hasher);
     }

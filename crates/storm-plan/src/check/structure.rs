@@ -20,10 +20,11 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
             return Err(CheckError::NoLinkToTier { tier });
         }
     }
-    let RankPlace { rank, ranks, machine } = plan.rank;
+    let RankPlace { rank, ranks, machine, relay } = plan.rank;
+    let divides = |on_one: u32| on_one > 0 && ranks.is_multiple_of(on_one);
     if rank >= ranks
-        || machine == 0
-        || !ranks.is_multiple_of(machine)
+        || !divides(machine)
+        || !divides(relay)
         || plan.rank.is_shared() != plan.links.rank_queue().is_some()
     {
         return Err(CheckError::RankPlace { rank: plan.rank.rank, ranks: plan.rank.ranks });

@@ -631,8 +631,11 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
         return refuse(format!("{lanes} lanes cannot be divided into {groups} groups"));
     }
     let machine = rank.machine as usize;
-    if machine == 0 || !(rank.ranks as usize).is_multiple_of(machine) {
-        return refuse(format!("{} ranks cannot be spread over machines of {machine}", rank.ranks));
+    for on_one in [rank.machine, rank.relay] {
+        if on_one == 0 || !rank.ranks.is_multiple_of(on_one) {
+            let ranks = rank.ranks;
+            return refuse(format!("{ranks} ranks cannot be spread over machines of {on_one}"));
+        }
     }
     if rank.has_levels() && task.group_lanes() != machine {
         return refuse(format!(

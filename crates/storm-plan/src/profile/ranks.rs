@@ -43,6 +43,27 @@ impl RankLink {
         }
     }
 
+    /// How long a gather through relays takes: owners send to one rank of every other machine, then ranks of a machine
+    /// send each other what they have.
+    fn relayed_gather_seconds(&self, place: RankPlace, owned: &[usize]) -> f64 {
+        let relay = place.relay.max(1) as usize;
+        let total: usize = owned.iter().sum();
+        // By number in a machine: the bytes that ranks of this number own, and the most that one of them lacks.
+        let of_number = |number: usize| owned.iter().skip(number).step_by(relay).copied();
+        let sums: Vec<usize> = (0..relay).map(|number| of_number(number).sum()).collect();
+        let lacks = |number: usize| sums[number] - of_number(number).min().unwrap_or(0);
+        let most_lacked = (0..relay).map(lacks).max().unwrap_or(0) as f64;
+        let least_had = sums.iter().copied().min().unwrap_or(0);
+        let network = self.machines.map_or(0.0, |machine| {
+            let elsewhere = |own: &[usize]| total - own.iter().sum::<usize>();
+            let received = owned.chunks(relay).map(elsewhere).max().unwrap_or(0);
+            received as f64 / machine.bandwidth
+        });
+        let between = (most_lacked / self.bandwidth).max(network);
+        let inside = (total - least_had) as f64 / self.bandwidth;
+        2.0 * self.latency_seconds + between + inside
+    }
+
     /// Refuses figures that no link has.
     pub(super) fn check(&self) -> Result<(), ProfileError> {
         let refuse = |field, value| Err(ProfileError::Number { field, value });
@@ -80,6 +101,9 @@ impl HardwareProfile {
         owned: &[usize],
     ) -> f64 {
         let Some(link) = &self.ranks else { return 0.0 };
+        if kind == CollectiveKind::Gather && place.has_relays() {
+            return link.relayed_gather_seconds(place, owned);
+        }
         let inside = busiest_bytes(kind, place, owned) as f64 / link.bandwidth;
         let ranks = owned.len() as f64;
         let between = link.machines.filter(|machine| f64::from(machine.ranks) < ranks);
@@ -162,13 +186,26 @@ mod tests {
     #[test]
     fn on_two_levels_only_sums_leave_a_machine() {
         let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
-        let place = RankPlace { machine: 2, ..RankPlace::flat(0, 4) };
+        let place = RankPlace::on_machines(0, 4, 2);
         let (lanes, sums) = (CollectiveKind::Exchange, CollectiveKind::ExchangeSums);
         // A rank sends half of its 400 bytes to the other one of its machine.
         assert_eq!(seconds_at(place, lanes, [0, 1, 2, 3], machines), 2.5);
         // Pieces 0 and 2 of 100 bytes have two halves each: one rank of a machine sends 100, and so does the other.
         assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], machines), 40.5);
         assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], None), 2.5);
+    }
+
+    #[test]
+    fn through_relays_a_piece_reaches_a_machine_once() {
+        let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
+        let place = RankPlace { relay: 2, ..RankPlace::flat(0, 4) };
+        let gather = CollectiveKind::Gather;
+        // A machine receives 200 bytes, then each of its ranks sends the other 200; both rounds have a latency.
+        assert_eq!(seconds_at(place, gather, [0, 1, 2, 3], machines), 1.0 + 20.0 + 2.0);
+        // The other machine receives all 400 bytes, and one rank of each machine sends the other 400.
+        assert_eq!(seconds_at(place, gather, [0; 4], machines), 1.0 + 40.0 + 4.0);
+        // Ranks send each other 100 bytes each.
+        assert_eq!(seconds_at(place, gather, [0, 1, 2, 3], None), 1.0 + 1.0 + 2.0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! On how many levels ranks exchange gradients, which depends on their machines and on the groups of lanes.
+//! On how many levels ranks exchange gradients and gather weights, which depends on their machines and on the groups of lanes.
 
 use std::fmt;
 use storm_plan::{Lanes, RankPlace};
@@ -67,8 +67,12 @@ impl Exchange {
     /// Which of the ranks a rank is, for its plan.
     pub fn place(self, rank: u32, ranks: u32) -> RankPlace {
         match self {
+            Exchange::TwoLevels { machine, .. } => RankPlace::on_machines(rank, ranks, machine),
+            // Which way weights take does not depend on lanes.
+            Exchange::Flat(Flat::OtherGroups { machine, .. }) => {
+                RankPlace { relay: machine, ..RankPlace::flat(rank, ranks) }
+            }
             Exchange::Flat(_) => RankPlace::flat(rank, ranks),
-            Exchange::TwoLevels { machine, .. } => RankPlace { rank, ranks, machine },
         }
     }
 }

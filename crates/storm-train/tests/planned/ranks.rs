@@ -35,7 +35,7 @@ pub(crate) fn plans_on_machines(
     let profile = reference();
     let mut plans = Vec::new();
     for rank in 0..ranks {
-        let place = RankPlace { rank, ranks, machine };
+        let place = RankPlace::on_machines(rank, ranks, machine);
         let task = rank_task(config, options, micro_batches, place).expect("a valid model");
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
         let decisions = random_decisions(&task, seed);

@@ -26,7 +26,7 @@ fn task_on_machines(
     steps: usize,
     (ranks, machine): (u32, u32),
 ) -> Task {
-    let place = RankPlace { rank: ranks - 1, ranks, machine };
+    let place = RankPlace::on_machines(ranks - 1, ranks, machine);
     rank_task(config, options, steps, place).expect("a valid model")
 }
 

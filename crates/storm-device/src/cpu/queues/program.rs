@@ -37,11 +37,18 @@ pub(super) struct Program {
 #[derive(Debug)]
 enum Prepared {
     Kernel(Box<Instruction>),
-    Copy { from: Place, to: Place, bytes: usize },
+    Copy {
+        from: Place,
+        to: Place,
+        bytes: usize,
+    },
     Disk(DiskCopy),
     Fetch(Fetch),
-    ReadAhead { micro_batches: usize },
-    Collective(Messages),
+    ReadAhead {
+        micro_batches: usize,
+    },
+    /// Its rounds.
+    Collective(Vec<Messages>),
 }
 
 impl Program {
@@ -73,9 +80,10 @@ impl Program {
             .collect::<Result<Vec<Prepared>, _>>()?;
         let (mut sent, mut received) = (0, 0);
         for prepared in &work {
-            if let Prepared::Collective(messages) = prepared {
-                let sizes = messages.sizes();
-                (sent, received) = (sent.max(sizes.0), received.max(sizes.1));
+            if let Prepared::Collective(rounds) = prepared {
+                for sizes in rounds.iter().map(Messages::sizes) {
+                    (sent, received) = (sent.max(sizes.0), received.max(sizes.1));
+                }
             }
         }
         let mail = Mutex::new((vec![0; sent], vec![0; received]));
@@ -147,15 +155,17 @@ impl Program {
                     supply.read_ahead(micro_batches);
                 }
             }
-            Prepared::Collective(messages) => {
-                // SAFETY: by the caller's promise and the checked plan, nothing else touches these bytes.
-                unsafe { self.send_and_receive(messages)? };
+            Prepared::Collective(rounds) => {
+                for messages in rounds {
+                    // SAFETY: by the caller's promise and the checked plan, nothing else touches these bytes.
+                    unsafe { self.send_and_receive(messages)? };
+                }
             }
         }
         Ok(())
     }
 
-    /// Moves the pieces of a collective.
+    /// Moves the pieces of a round of a collective.
     ///
     /// # Safety
     /// As [`Program::run`].
@@ -238,14 +248,16 @@ fn prepare(
             Ok(Prepared::ReadAhead { micro_batches })
         }
         work @ Work::Collective(collective) => {
-            let (name, messages) = (tensor_name(plan, work), Messages::new(plan, collective));
-            let packed = messages.pack.iter().chain(&messages.unpack);
-            let moved = packed.map(|packed| (packed.place, packed.bytes));
-            let kept = messages.kept.iter().flat_map(|&(from, to, n)| [(from, n), (to, n)]);
-            for (Place { tier, offset }, bytes) in moved.chain(kept) {
-                memory[tier].address(&name, offset, bytes)?;
+            let (name, rounds) = (tensor_name(plan, work), Messages::rounds(plan, collective));
+            for messages in &rounds {
+                let packed = messages.pack.iter().chain(&messages.unpack);
+                let moved = packed.map(|packed| (packed.place, packed.bytes));
+                let kept = messages.kept.iter().flat_map(|&(from, to, n)| [(from, n), (to, n)]);
+                for (Place { tier, offset }, bytes) in moved.chain(kept) {
+                    memory[tier].address(&name, offset, bytes)?;
+                }
             }
-            Ok(Prepared::Collective(messages))
+            Ok(Prepared::Collective(rounds))
         }
     }
 }

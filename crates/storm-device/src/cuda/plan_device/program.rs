@@ -35,8 +35,8 @@ enum Prepared {
     /// A range of the actions.
     Kernels(Range<u32>),
     Copy(Direction, CopyRange),
-    /// Messages to other ranks and from them.
-    Collective(PlacedMessages),
+    /// Messages to other ranks and from them, in rounds.
+    Collective(Vec<PlacedMessages>),
     /// Threads of the host run it.
     OnHost,
 }
@@ -87,10 +87,11 @@ impl Program {
                 }
                 Work::Fetch(_) | Work::ReadAhead(_) => Prepared::OnHost,
                 work @ Work::Collective(collective) => {
-                    let messages = Messages::new(plan, collective);
-                    let name = tensor_name(plan, work);
-                    let placed = PlacedMessages::new(plan, &name, &messages, &program.memory)?;
-                    Prepared::Collective(placed)
+                    let (name, rounds) =
+                        (tensor_name(plan, work), Messages::rounds(plan, collective));
+                    let placed =
+                        |messages| PlacedMessages::new(plan, &name, messages, &program.memory);
+                    Prepared::Collective(rounds.iter().map(placed).collect::<Result<_, _>>()?)
                 }
             };
             program.work.push(prepared);
@@ -173,10 +174,10 @@ impl Program {
                 }
                 Ok(())
             }
-            Prepared::Collective(messages) => {
+            Prepared::Collective(rounds) => {
                 let ranks = self.ranks.as_ref().ok_or(DeviceError::NoRanks)?;
                 // SAFETY: the caller's promise; the plans of other ranks have the counterpart of this.
-                Ok(unsafe { ranks.queue_timed(messages, stream) }?)
+                Ok(unsafe { ranks.queue_timed(rounds, stream) }?)
             }
             Prepared::OnHost => Ok(()),
         }
