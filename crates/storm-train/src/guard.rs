@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::time::{Duration, Instant};
+use storm_device::{DeviceError, PlanDevice};
 
 /// Tolerated excess over the plan: drivers round sizes up.
 const ABOVE_PLAN: f64 = 0.02;
@@ -10,12 +11,22 @@ const ABOVE_PLAN: f64 = 0.02;
 const LITTLE_FREE: f64 = 0.05;
 
 /// A memory reading from the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Held by this process.
     pub in_use_bytes: u64,
     /// Free on the device; `None` if no other process shares its memory.
     pub free_bytes: Option<u64>,
+}
+
+impl MemoryReading {
+    /// Asks a device.
+    pub(crate) fn of(device: &impl PlanDevice) -> Result<MemoryReading, DeviceError> {
+        Ok(MemoryReading {
+            in_use_bytes: device.memory_in_use_bytes()?,
+            free_bytes: device.memory_free_bytes()?,
+        })
+    }
 }
 
 /// Device memory is not as planned.
@@ -115,6 +126,11 @@ impl Guard {
             free_bytes_first: None,
             told: 0,
         }
+    }
+
+    /// The same guard before its first reading.
+    pub(crate) fn unread(&self) -> Guard {
+        Guard::new(self.planned_bytes, self.budget_bytes, self.interval)
     }
 
     /// Whether a reading is due.

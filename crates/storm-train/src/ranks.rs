@@ -20,7 +20,7 @@ use crate::feed::Numbering;
 use crate::micro_batch::{MicroBatch, NamedInputs, Values};
 use crate::trainer::{OwnLanes, Trainer, check_rate};
 use crate::weights;
-use crate::{AnyBatch, RunError, StepReport, TrainError};
+use crate::{AnyBatch, MemoryReading, RunError, StepReport, TrainError};
 use figures::Memory;
 use half::bf16;
 use orders::Order;
@@ -503,13 +503,14 @@ impl<D: PlanDevice> Trainer<D> {
         let seconds = begun.elapsed().as_secs_f64();
         let on_device = self.device().collective_seconds().map_err(storm_exec::ExecError::from)?;
         let mut shared = ranks.lock();
-        let in_use = || self.device().memory_in_use_bytes();
-        shared.memory.look(in_use).map_err(storm_exec::ExecError::from)?;
+        let reading = || MemoryReading::of(self.device());
+        shared.memory.look(reading).map_err(storm_exec::ExecError::from)?;
         Ok(RankFigures {
             rank: ranks.place.rank,
             seconds,
             collective_seconds: on_device.unwrap_or(shared.collective_time.as_secs_f64()),
-            device_bytes: shared.memory.device_bytes,
+            device_bytes: shared.memory.device.in_use_bytes,
+            device_free_bytes: shared.memory.device.free_bytes,
             host_bytes: self.memory_taken()[Tier::HOST] as u64,
             process_bytes: shared.memory.process_bytes,
         })

@@ -244,10 +244,11 @@ impl Sink for Progress {
             Event::Ranks { step, ranks } => {
                 self.object(json!({"event": "ranks", "step": step, "ranks": ranks}));
             }
-            Event::MemoryAlarm { step, alarm } => {
-                eprintln!("warning: step {step}: {alarm}");
+            Event::MemoryAlarm { step, rank, alarm } => {
+                let of_rank = rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
+                eprintln!("warning: step {step}: {of_rank}{alarm}");
                 self.object(json!({
-                    "event": "memory_alarm", "step": step, "problem": alarm.to_string(),
+                    "event": "memory_alarm", "step": step, "rank": rank, "problem": alarm.to_string(),
                     "is_critical": alarm.is_critical(),
                 }));
             }

@@ -1,5 +1,6 @@
 //! What every rank says of itself at the end of a step: time and memory.
 
+use crate::MemoryReading;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ pub struct RankFigures {
     pub collective_seconds: f64,
     /// Device memory that it holds, when it was last asked for.
     pub device_bytes: u64,
+    /// What is free on its device; none if no other process shares that memory.
+    pub device_free_bytes: Option<u64>,
     /// Host memory that its plan holds.
     pub host_bytes: u64,
     /// Memory of the process as the system counts it; none where it does not say.
@@ -27,13 +30,14 @@ pub struct RankFigures {
 }
 
 impl RankFigures {
-    pub(super) const BYTES: usize = 5 * size_of::<u64>();
+    pub(super) const BYTES: usize = 6 * size_of::<u64>();
 
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let RankFigures { seconds, collective_seconds, device_bytes, host_bytes, .. } = self;
         let process_bytes = self.process_bytes.unwrap_or(UNKNOWN);
+        let free_bytes = self.device_free_bytes.unwrap_or(UNKNOWN);
         let (seconds, collective) = (seconds.to_bits(), collective_seconds.to_bits());
-        let all = [seconds, collective, device_bytes, host_bytes, process_bytes];
+        let all = [seconds, collective, device_bytes, free_bytes, host_bytes, process_bytes];
         all.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
@@ -45,6 +49,7 @@ impl RankFigures {
             seconds: f64::from_bits(next()),
             collective_seconds: f64::from_bits(next()),
             device_bytes: next(),
+            device_free_bytes: Some(next()).filter(|&bytes| bytes != UNKNOWN),
             host_bytes: next(),
             process_bytes: Some(next()).filter(|&bytes| bytes != UNKNOWN),
         }
@@ -55,7 +60,7 @@ impl RankFigures {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     asked: Option<Instant>,
-    pub(super) device_bytes: u64,
+    pub(super) device: MemoryReading,
     pub(super) process_bytes: Option<u64>,
 }
 
@@ -63,10 +68,10 @@ impl Memory {
     /// Asks if it is time for it.
     pub(super) fn look<E>(
         &mut self,
-        device_bytes: impl FnOnce() -> Result<u64, E>,
+        device: impl FnOnce() -> Result<MemoryReading, E>,
     ) -> Result<(), E> {
         if self.asked.is_none_or(|asked| asked.elapsed() >= INTERVAL) {
-            self.device_bytes = device_bytes()?;
+            self.device = device()?;
             self.process_bytes = crate::record::process_bytes();
             self.asked = Some(Instant::now());
         }
@@ -86,6 +91,7 @@ mod tests {
                 seconds: 0.1 + 0.2,
                 collective_seconds: 1e-9,
                 device_bytes: 5,
+                device_free_bytes: process_bytes.map(|bytes| bytes + 1),
                 host_bytes: 1 << 50,
                 process_bytes,
             };

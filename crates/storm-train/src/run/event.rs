@@ -136,6 +136,8 @@ pub enum Event<'a> {
     MemoryAlarm {
         /// The last step before it.
         step: u64,
+        /// The rank whose memory it is, if there are several.
+        rank: Option<u32>,
         /// What is wrong.
         alarm: Alarm,
     },

@@ -27,6 +27,7 @@ use crate::{
     Trainer, TrainingState, Verified, Viewer,
 };
 use data_watch::DataWatch;
+use memory::Watch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -71,7 +72,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     saved: Option<u64>,
     /// How long steps waited for the checkpoint being written.
     pause: save::Pause,
-    guard: Option<Guard>,
+    watch: Option<Watch>,
     on_alarm: OnAlarm,
     data_watch: DataWatch,
     predictor: Option<Predictor>,
@@ -136,7 +137,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             batches,
             saved: None,
             pause: save::Pause::default(),
-            guard: None,
+            watch: None,
             on_alarm: OnAlarm::GoOn,
             data_watch: DataWatch::default(),
             predictor: None,
@@ -146,7 +147,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
 
     /// Watches device memory from now on.
     pub fn watch(&mut self, guard: Guard, on_alarm: OnAlarm) {
-        (self.guard, self.on_alarm) = (Some(guard), on_alarm);
+        (self.watch, self.on_alarm) = (Some(Watch::new(guard)), on_alarm);
     }
 
     /// Classifies sample images after every evaluation.

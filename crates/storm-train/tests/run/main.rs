@@ -113,7 +113,7 @@ impl Observer for Heard {
                 self.saved_later.extend(self.steps.last().filter(|last| *last > step));
             }
             Event::CheckpointSkipped { step, .. } => self.skipped.push(*step),
-            Event::MemoryAlarm { step, alarm } => self.alarms.push((*step, *alarm)),
+            Event::MemoryAlarm { step, alarm, .. } => self.alarms.push((*step, *alarm)),
             _ => {}
         }
         Ok(())
