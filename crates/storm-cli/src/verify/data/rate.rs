@@ -58,7 +58,7 @@ impl Rates {
 pub(super) struct Global {
     pub(super) measured: f64,
     pub(super) expected: f64,
-    /// With the rates of the turn in the middle.
+    /// As the disk was measured before that turn.
     pub(super) estimate: RecordEstimate,
     pub(super) rates: RecordRates,
     /// Of all turns.
@@ -117,8 +117,9 @@ fn statistics(source: Option<&dyn BatchSource>) -> LoaderStatistics {
     source.and_then(BatchSource::statistics).unwrap_or_default()
 }
 
-/// Pictures in global order from disk, beside what the estimate says. Reading is measured before each turn, since a disk that
-/// is shared is not always as fast; the medians count.
+/// Pictures in global order from disk, beside what the estimate says. A shared disk is not always as fast, and not right after
+/// a large file was written to it. So the disk is measured before and after each turn, and a turn is compared with the mean of
+/// the two. The turn in the middle counts.
 pub(super) fn measure_global<D: Benched>(
     set: &Arc<RecordSet>,
     options: RecordLoaderOptions,
@@ -135,14 +136,16 @@ pub(super) fn measure_global<D: Benched>(
         bus_bytes_per_second: Some(bus_bytes_per_second),
     };
     let estimator = Estimator::of_records(Arc::clone(set), options)?;
-    let (mut turns, mut estimates) = (Vec::new(), Vec::new());
-    let (mut done, mut position) = (LoaderStatistics::default(), None);
-    for number in 1..=TURNS {
-        progress::show(&format!("measuring the disk, turn {number}"));
+    let measure_disk = |number: usize| {
+        progress::show(&format!("measuring the disk, {number} of {}", TURNS + 1));
         let disk = estimator.measure()?;
         let estimate = estimator.estimate(&disk, &demand)?;
         let slowest = estimate.stages.first().context("there is a stage")?.rate;
-        estimates.push((slowest, estimate, disk));
+        anyhow::Ok((slowest, estimate, disk))
+    };
+    let (mut turns, mut done, mut position) = (Vec::new(), LoaderStatistics::default(), None);
+    let mut before = measure_disk(1)?;
+    for number in 1..=TURNS {
         progress::show(&format!("training from disk in global order, turn {number}"));
         // One that was there while the disk was measured would have read meanwhile, and batches would be ready.
         let mut fresh = RecordSource::new(Arc::clone(set), options)?;
@@ -151,21 +154,18 @@ pub(super) fn measure_global<D: Benched>(
         }
         let mut source: Option<Box<dyn BatchSource>> = Some(Box::new(fresh));
         fill(trainer, &mut source)?;
-        let before = statistics(source.as_deref());
-        turns.push(turn(trainer, &mut source, seconds)?);
-        done = done + (statistics(source.as_deref()) - before);
+        let read = statistics(source.as_deref());
+        let measured = turn(trainer, &mut source, seconds)?.per_second;
+        done = done + (statistics(source.as_deref()) - read);
         position = source.map(|source| source.position());
+        let after = measure_disk(number + 1)?;
+        let expected = (before.0 + after.0) / 2.0;
+        turns.push((measured, expected, std::mem::replace(&mut before, after)));
     }
-    estimates.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (expected, estimate, disk) = estimates.swap_remove(TURNS / 2);
-    Ok(Global {
-        measured: median(turns),
-        expected,
-        estimate,
-        rates: disk,
-        done,
-        records: done.batches * options.batch as u64,
-    })
+    turns.sort_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)));
+    let (measured, expected, (_, estimate, disk)) = turns.swap_remove(TURNS / 2);
+    let records = done.batches * options.batch as u64;
+    Ok(Global { measured, expected, estimate, rates: disk, done, records })
 }
 
 /// Trains until memory is as full as in a long run, and what was prepared before the first step is used up.
