@@ -49,6 +49,10 @@ fn a_change_is_measured_and_none_is_none() {
     let again = compare(&place, &flags).succeeded();
     assert_eq!(again, lines);
     assert_eq!(metrics(&place), before);
+
+    // Runs at the same time give the same.
+    let at_once = [&flags[..], &["--runs", "runs/at-once", "--at-once", "3"]].concat();
+    assert_eq!(compare(&place, &at_once).succeeded(), lines);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use clap::Args;
 use compare::{Comparison, Curve};
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[derive(Args)]
 pub(crate) struct LossArgs {
@@ -24,6 +25,10 @@ pub(crate) struct LossArgs {
     /// Number of seeds to run each variant with: 0, 1, 2, …
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: u64,
+    /// Number of runs to make at the same time. Several small runs fill a card better than one; each needs memory of its own, so
+    /// the config should set `vram`. Does not change results.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
+    at_once: u64,
     /// Folder of the runs. Finished runs in it are not repeated; unfinished ones are resumed.
     #[arg(long, default_value = "runs/loss")]
     runs: PathBuf,
@@ -39,16 +44,7 @@ pub(super) fn run(args: &LossArgs) -> Result<()> {
     let variants = variants(&args.change)?;
     let output = Output::create(args.svg.as_deref(), "picture")?;
     let runs = Runs::new(&args.config, &args.runs)?;
-    let mut curves: Vec<Vec<Curve>> = vec![Vec::new(); variants.len()];
-    let total = args.seeds as usize * variants.len();
-    let mut number = 0;
-    for seed in 0..args.seeds {
-        for (variant, curves) in variants.iter().zip(&mut curves) {
-            number += 1;
-            eprintln!("run {number} of {total}: {}, seed {seed}", variant.name);
-            curves.push(runs.curve(variant, seed)?);
-        }
-    }
+    let curves = run_all(&runs, &variants, args)?;
     let (base, others) = curves.split_first().expect("the config as it is");
     let compared: Vec<Comparison> =
         others.iter().map(|other| Comparison::new(base, other)).collect::<Result<_>>()?;
@@ -61,6 +57,39 @@ pub(super) fn run(args: &LossArgs) -> Result<()> {
         output.write(|out| out.write_all(svg.as_bytes()))?;
     }
     Ok(())
+}
+
+/// The curves of each variant, by seed.
+fn run_all(runs: &Runs<'_>, variants: &[Variant], args: &LossArgs) -> Result<Vec<Vec<Curve>>> {
+    let total = args.seeds as usize * variants.len();
+    let next = AtomicUsize::new(0);
+    let has_failed = AtomicBool::new(false);
+    let work = || {
+        let mut made = Vec::new();
+        while !has_failed.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= total {
+                break;
+            }
+            let (seed, variant) = (number / variants.len(), &variants[number % variants.len()]);
+            eprintln!("run {} of {total}: {}, seed {seed}", number + 1, variant.name);
+            let curve = runs.curve(variant, seed as u64);
+            has_failed.fetch_or(curve.is_err(), Ordering::Relaxed);
+            made.push((number, curve?));
+        }
+        Ok(made)
+    };
+    let made: Vec<Result<Vec<(usize, Curve)>>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..args.at_once).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+    });
+    let mut made = made.into_iter().collect::<Result<Vec<_>>>()?.concat();
+    made.sort_by_key(|(number, _)| *number);
+    let mut curves: Vec<Vec<Curve>> = vec![Vec::new(); variants.len()];
+    for (number, curve) in made {
+        curves[number % variants.len()].push(curve);
+    }
+    Ok(curves)
 }
 
 fn variants(changes: &[String]) -> Result<Vec<Variant>> {
