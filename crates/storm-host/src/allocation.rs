@@ -29,19 +29,19 @@ thread_local! {
     static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Allocations of this thread so far, reallocations included. Per thread, because tests of one binary
-/// run concurrently. For a pool, ask each of its threads.
+/// Allocations of this thread so far, including reallocations. Per thread, because tests of one
+/// binary run concurrently. For a pool, ask each of its threads.
 pub fn count() -> usize {
     COUNT.get()
 }
 
-/// Allocations of all threads so far, for a test that is alone in its binary.
+/// Allocations of all threads so far, for a test that runs alone in its binary.
 pub fn count_of_all_threads() -> usize {
     COUNT_OF_ALL.load(Ordering::SeqCst)
 }
 
-/// Runs a closure and returns the peak bytes that this thread held meanwhile, beyond what it held
-/// before.
+/// Runs a closure and returns this thread's peak allocated bytes during it, minus what was
+/// allocated before.
 pub fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
     let before = CURRENT_BYTES.get();
     PEAK_BYTES.set(before);
@@ -61,8 +61,8 @@ fn given_back(bytes: usize) {
     CURRENT_BYTES.set(CURRENT_BYTES.get() - bytes as isize);
 }
 
-// SAFETY: every call is forwarded to the system's allocator unchanged. The counters are cells without
-// a destructor, so they are valid for the whole life of a thread and do not allocate.
+// SAFETY: every call is forwarded to the system's allocator unchanged. The counters are cells
+// without a destructor, so they are valid for the whole life of a thread and do not allocate.
 unsafe impl GlobalAlloc for AllocationMeter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         taken(layout.size());
@@ -83,10 +83,10 @@ unsafe impl GlobalAlloc for AllocationMeter {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new blocks coexist while the bytes are copied.
+        // The old and new blocks coexist while the bytes are copied.
         taken(size);
         given_back(layout.size());
-        // SAFETY: `pointer` came from `System` with this layout; the caller upholds the rest of the
+        // SAFETY: `pointer` came from `System` with this layout. The caller upholds the rest of the
         // contract.
         unsafe { System.realloc(pointer, layout, size) }
     }

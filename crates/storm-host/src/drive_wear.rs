@@ -1,36 +1,36 @@
-//! What an NVMe drive says of its wear (SMART).
+//! The wear that an NVMe drive reports (SMART).
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The log page with the health of a drive, and its size.
+/// The health log page, and its size.
 const HEALTH_LOG: u32 = 0x02;
 const HEALTH_BYTES: usize = 512;
 
 /// The admin command that reads a log page.
 const GET_LOG_PAGE: u8 = 0x02;
 
-/// All namespaces: the drive as a whole.
+/// Selects the whole drive.
 const ALL_NAMESPACES: u32 = 0xffff_ffff;
 
 /// `_IOWR('N', 0x41, struct nvme_admin_cmd)`.
 const ADMIN_COMMAND: libc::c_ulong = 0xc048_4e41;
 
-/// Drives count what was written in thousands of 512 bytes.
+/// Drives report data written in units of 1000 × 512 bytes.
 const UNIT_BYTES: u128 = 512_000;
 
-/// How worn a drive is, as it says itself.
+/// The wear that a drive reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriveWear {
-    /// The share of its rated life that is used, in percent; may exceed 100.
+    /// Percentage of its rated life that is used. May exceed 100.
     pub used_percent: u8,
-    /// Written in its life.
+    /// Bytes written over its lifetime.
     pub written_bytes: u64,
 }
 
-/// As Linux defines it (`linux/nvme_ioctl.h`).
+/// `struct nvme_admin_cmd` of `linux/nvme_ioctl.h`.
 #[repr(C)]
 #[derive(Default)]
 struct AdminCommand {
@@ -50,7 +50,8 @@ struct AdminCommand {
 }
 
 impl DriveWear {
-    /// Of the drive that a folder is on. None if it is no NVMe drive, or this user may not ask it: that usually takes root.
+    /// The wear of the drive that holds a folder. `None` if it is not an NVMe drive, or this user
+    /// may not query it, which usually takes root.
     pub fn of_folder(folder: &Path) -> Option<DriveWear> {
         let device = fs::metadata(folder).ok()?.dev();
         let (major, minor) = (libc::major(device), libc::minor(device));
@@ -59,9 +60,9 @@ impl DriveWear {
         DriveWear::parse(&health(&drive)?)
     }
 
-    /// What the drive is rated for by its own account, in bytes; none if too little is used to tell.
+    /// The drive's rated endurance in bytes, extrapolated. `None` if too little is used to tell.
     pub fn rated_bytes(&self) -> Option<u64> {
-        // The percentage is cut off to a whole number: at 5 the result is up to a sixth too high.
+        // The percentage is truncated, so at 5 the result is up to 20% too high.
         let used = u64::from(self.used_percent);
         (used >= 5).then(|| (u128::from(self.written_bytes) * 100 / u128::from(used)) as u64)
     }
@@ -69,12 +70,13 @@ impl DriveWear {
     fn parse(log: &[u8; HEALTH_BYTES]) -> Option<DriveWear> {
         let written = u128::from_le_bytes(log[48..64].try_into().ok()?);
         let written_bytes = u64::try_from(written.checked_mul(UNIT_BYTES)?).ok()?;
-        // Drives that keep no log answer with zeros.
+        // Drives without a log return zeros.
         (written_bytes > 0).then_some(DriveWear { used_percent: log[5], written_bytes })
     }
 }
 
-/// The controller of a block device, by its place in sysfs: `nvme0` of `…/nvme/nvme0/nvme0n1/nvme0n1p2`.
+/// The controller of a block device, from its sysfs path: `nvme0` for
+/// `…/nvme/nvme0/nvme0n1/nvme0n1p2`.
 fn controller(block: &Path) -> Option<PathBuf> {
     let is_controller = |name: &str| {
         let number = name.strip_prefix("nvme");
@@ -95,8 +97,8 @@ fn health(drive: &File) -> Option<[u8; HEALTH_BYTES]> {
         dwords_10_to_15: [HEALTH_LOG | dwords << 16, 0, 0, 0, 0, 0],
         ..AdminCommand::default()
     };
-    // SAFETY: the command has the layout that the kernel expects, and asks for exactly the bytes of `log`, which outlives
-    // the call. A file that is no NVMe controller refuses the request.
+    // SAFETY: the command has the layout that the kernel expects. It transfers exactly the bytes of
+    // `log`, which outlives the call. A file that is not an NVMe controller rejects the request.
     let status = unsafe { libc::ioctl(drive.as_raw_fd(), ADMIN_COMMAND, &raw mut command) };
     (status == 0).then_some(log)
 }

@@ -1,4 +1,4 @@
-//! Memory that is not needed for a while: its pages go back to the system, and come back as zeros.
+//! Idle memory: its pages go back to the system, and come back as zeros.
 
 use crate::{HostLimit, HostMemoryRefused, limits};
 use std::io;
@@ -6,20 +6,20 @@ use std::ops::Range;
 
 const PAGE_BYTES: usize = 4096;
 
-/// The whole pages of a range of addresses.
+/// The whole pages inside a range of addresses.
 fn whole_pages(start: usize, bytes: usize) -> Range<usize> {
     let first = start.next_multiple_of(PAGE_BYTES);
     let end = (start + bytes) / PAGE_BYTES * PAGE_BYTES;
     first..end.max(first)
 }
 
-/// Gives the whole pages of a range back to the system. All of its bytes are zero from now on.
+/// Returns the whole pages of a range to the system. The whole range reads as zeros from then on.
 ///
 /// # Errors
-/// From the system: the pages stay.
+/// `madvise` failed. The pages stay.
 ///
 /// # Safety
-/// The range is private anonymous memory of the caller, and nothing uses it meanwhile.
+/// The range is private anonymous memory of the caller, and nothing else uses it during the call.
 pub unsafe fn release_pages(start: *mut u8, bytes: usize) -> io::Result<()> {
     let pages = whole_pages(start.addr(), bytes);
     let end = start.addr() + bytes;
@@ -42,12 +42,12 @@ pub unsafe fn release_pages(start: *mut u8, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// How much of the whole pages of a range the system does not have in memory now.
+/// How many bytes in whole pages of a range are not resident.
 ///
 /// # Errors
-/// From the system: the range is not mapped.
+/// The range is not mapped.
 pub fn absent_bytes(start: *const u8, bytes: usize) -> io::Result<usize> {
-    // Of so many pages at a time.
+    // Pages per call.
     const PART: usize = 1 << 16;
     let pages = whole_pages(start.addr(), bytes);
     let mut present = vec![0u8; (pages.len() / PAGE_BYTES).min(PART)];
@@ -55,7 +55,7 @@ pub fn absent_bytes(start: *const u8, bytes: usize) -> io::Result<usize> {
     for first in pages.clone().step_by(PART * PAGE_BYTES) {
         let length = (pages.end - first).min(PART * PAGE_BYTES);
         let address = start.with_addr(first).cast_mut().cast();
-        // SAFETY: there is a byte for each page.
+        // SAFETY: `present` has one byte per page.
         if unsafe { libc::mincore(address, length, present.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -68,19 +68,19 @@ pub fn absent_bytes(start: *const u8, bytes: usize) -> io::Result<usize> {
 /// Makes the pages of a range present again, as zeros if they were released.
 ///
 /// # Errors
-/// The machine or its control group has less: the range is as it was.
+/// The machine or its control group has less memory. The range is unchanged.
 ///
 /// # Safety
-/// As [`release_pages`]; the range was released, so its whole pages are zero or absent.
+/// As [`release_pages`]. The range was released, so its whole pages are zero or absent.
 pub unsafe fn restore_pages(start: *mut u8, bytes: usize) -> Result<(), HostMemoryRefused> {
     let pages = whole_pages(start.addr(), bytes);
     let refused = |limit| HostMemoryRefused { wanted_bytes: pages.len(), limit };
     let absent = absent_bytes(start, bytes)
         .map_err(|error| refused(HostLimit::System { reason: error.to_string() }))?;
-    // If the system runs out of pages later, it ends the process: check first.
+    // If the system runs out of pages later, it kills the process, so check first.
     limits::check(absent).map_err(refused)?;
     for page in pages.step_by(PAGE_BYTES) {
-        // SAFETY: inside the range; what is there is zero.
+        // SAFETY: inside the range, whose pages are zero.
         unsafe { start.with_addr(page).write_volatile(0) };
     }
     Ok(())

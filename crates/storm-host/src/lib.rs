@@ -1,14 +1,14 @@
 //! Host memory, independent of any device.
 //!
 //! - [`HostPages`] is memory of exactly the requested size, faulted in before it is used.
-//! - [`HostLimit`] is how much memory is available and what limits it: the machine, its control group, or the limit on
-//!   locked memory.
-//! - [`release_pages`] gives memory back for a while.
+//! - [`HostLimit`] is how much memory is available and what limits it: the machine, its control
+//!   group, or the limit on locked memory.
+//! - [`release_pages`] returns idle memory to the system until [`restore_pages`].
 //! - [`MappedFile`] is a mapped file that tolerates truncation.
-//! - [`ReadRing`] keeps many reads of files in flight, into [`PageBuffer`]s.
+//! - [`ReadRing`] keeps many file reads in flight, into [`PageBuffer`]s.
 //! - [`cached_bytes`] returns how much of a file is in the page cache.
-//! - [`ScratchStore`] is scratch space on a disk, and [`DriveWear`] how worn an NVMe drive is.
-//! - [`allocation`] counts what tests allocate.
+//! - [`ScratchStore`] is scratch space on a disk. [`DriveWear`] is how worn an NVMe drive is.
+//! - [`allocation`] counts allocations in tests.
 //!
 //! A device that copies pages by DMA registers them with its driver, and reports a refusal as
 //! [`HostMemoryRefused::to_lock`].

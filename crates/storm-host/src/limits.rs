@@ -3,16 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What prevents taking more host memory.
+/// What limits host memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostLimit {
-    /// The machine has less.
+    /// The machine has less memory available.
     #[error("the machine has {available_bytes} bytes of memory available")]
     Machine {
-        /// MemAvailable.
+        /// `MemAvailable`.
         available_bytes: u64,
     },
-    /// The container or service has less.
+    /// The control group has less memory left.
     #[error(
         "the control group of this process (a container or service) has {available_bytes} bytes left \
          of {limit_bytes}; raise its memory limit (docker: --memory)"
@@ -20,16 +20,16 @@ pub enum HostLimit {
     ControlGroup {
         /// What is left.
         available_bytes: u64,
-        /// What it may have.
+        /// Its memory limit.
         limit_bytes: u64,
     },
-    /// The user may not lock that much.
+    /// The limit on locked memory is lower.
     #[error(
         "the limit on locked memory is {limit_bytes} bytes: raise it with `ulimit -l unlimited`, or \
          for good in /etc/security/limits.conf (docker: --ulimit memlock=-1)"
     )]
     LockedMemory {
-        /// RLIMIT_MEMLOCK.
+        /// `RLIMIT_MEMLOCK`.
         limit_bytes: u64,
     },
     /// The caller's limit.
@@ -37,19 +37,19 @@ pub enum HostLimit {
     Given {
         /// What is left.
         available_bytes: u64,
-        /// What was allowed.
+        /// The limit.
         limit_bytes: u64,
     },
     /// The system or a driver refused for another reason.
     #[error("{reason}")]
     System {
-        /// In its words.
+        /// Its message.
         reason: String,
     },
 }
 
-/// What is available: on the machine or in its control group, whichever is less. None if neither
-/// says.
+/// Available memory on the machine or in its control group, whichever is less. `None` if neither is
+/// known.
 pub fn host_memory() -> Option<HostLimit> {
     let machine = machine_available().map(|available_bytes| HostLimit::Machine { available_bytes });
     let group = control_group().map(|group| HostLimit::ControlGroup {
@@ -60,7 +60,7 @@ pub fn host_memory() -> Option<HostLimit> {
 }
 
 impl HostLimit {
-    /// How much can be allocated; none if unknown.
+    /// How much can be allocated, if known.
     pub fn available_bytes(&self) -> Option<u64> {
         match *self {
             HostLimit::Machine { available_bytes }
@@ -87,7 +87,7 @@ pub(crate) fn check(bytes: usize) -> Result<(), HostLimit> {
     }
 }
 
-/// The most memory that this process may lock; none if there is no limit.
+/// How much memory this process may lock. `None` if unlimited.
 pub fn locked_memory_limit() -> Option<u64> {
     locked_limit(&fs::read_to_string("/proc/self/limits").ok()?)
 }
@@ -99,7 +99,7 @@ fn machine_available() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// The soft limit in the text of `/proc/PID/limits`; none if there is no limit.
+/// The soft limit in the text of `/proc/PID/limits`. `None` if unlimited.
 fn locked_limit(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -110,7 +110,7 @@ fn locked_limit(text: &str) -> Option<u64> {
 struct ControlGroup {
     limit_bytes: u64,
     used_bytes: u64,
-    /// The part of `used` in reclaimable file pages.
+    /// The part of `used_bytes` in reclaimable file pages.
     reclaimable_bytes: u64,
 }
 
@@ -121,7 +121,7 @@ impl ControlGroup {
     }
 }
 
-/// The tightest of this process's groups and their ancestors.
+/// The tightest of this process's control groups and their ancestors.
 fn control_group() -> Option<ControlGroup> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     group_folders(&text)
@@ -130,7 +130,7 @@ fn control_group() -> Option<ControlGroup> {
         .min_by_key(ControlGroup::available_bytes)
 }
 
-/// The folders of the memory controller, from the group itself up to the root, in version 2 or 1.
+/// The folders of the memory controller, from the group itself up to the root, for cgroup v2 or v1.
 fn group_folders(cgroup: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for line in cgroup.lines() {
@@ -220,7 +220,7 @@ mod tests {
         write("memory.stat", "anon 5\ninactive_file 300\n");
         let new = read_group(&folder).expect("version 2");
         assert_eq!((new.limit_bytes, new.available_bytes()), (5000, 3300));
-        // No limit here: the files of version 1 count, if there are any.
+        // No limit here, so the version 1 files count if they exist.
         write("memory.max", "max\n");
         assert_eq!(read_group(&folder).map(|group| group.limit_bytes), Some(1000));
         fs::remove_dir_all(&folder).expect("ours");

@@ -1,9 +1,9 @@
-//! Memory that direct reads can fill.
+//! Buffers for direct reads.
 
-/// What direct reads are aligned to, in memory and in files.
+/// Alignment of direct reads, in memory and in files.
 const PAGE_BYTES: usize = 4096;
 
-/// Zeroed memory of whole pages of 4096 bytes, aligned to such a page.
+/// Zeroed memory in whole pages of 4096 bytes, aligned to a page.
 #[derive(Debug)]
 pub struct PageBuffer {
     bytes: Vec<u8>,
@@ -11,7 +11,7 @@ pub struct PageBuffer {
 }
 
 impl PageBuffer {
-    /// At least so many bytes.
+    /// At least this many bytes, rounded up to whole pages.
     pub fn new(bytes: usize) -> PageBuffer {
         let length = bytes.next_multiple_of(PAGE_BYTES);
         let bytes = vec![0; length + PAGE_BYTES];
@@ -19,12 +19,12 @@ impl PageBuffer {
         PageBuffer { start: address.next_multiple_of(PAGE_BYTES) - address, bytes }
     }
 
-    /// How many there are.
+    /// Its size in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len() - PAGE_BYTES
     }
 
-    /// Whether there are none.
+    /// Whether its size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -4,7 +4,7 @@ use memmap2::Mmap;
 use std::fs::File;
 use std::io;
 
-/// Bytes of a file that the system holds in its page cache.
+/// Bytes of a file that are in the page cache.
 ///
 /// # Errors
 /// The file cannot be mapped.
@@ -12,12 +12,12 @@ pub fn cached_bytes(file: &File) -> io::Result<u64> {
     if file.metadata()?.len() == 0 {
         return Ok(0);
     }
-    // SAFETY: the map is never read: only the state of its pages is asked for.
+    // SAFETY: the map is never read. Only its page states are queried.
     let map = unsafe { Mmap::map(file)? };
-    // SAFETY: a question without arguments that matter.
+    // SAFETY: has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as usize;
     let mut states = vec![0u8; map.len().div_ceil(page)];
-    // SAFETY: the map is as long as stated, and there is a byte of state for each of its pages.
+    // SAFETY: the map has this length, and `states` has one byte per page.
     let result =
         unsafe { libc::mincore(map.as_ptr().cast_mut().cast(), map.len(), states.as_mut_ptr()) };
     if result != 0 {

@@ -1,30 +1,32 @@
-//! Page-granular host memory: exactly as much as requested, present before it is used.
+//! Page-granular host memory: exactly as much as requested, resident before it is used.
 
 use crate::{HostLimit, HostMemoryRefused, limits};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// What a thread touches at a time: many huge pages, yet small enough for several reports a second.
+/// How much a thread touches at a time: many huge pages, yet small enough for several progress
+/// reports a second.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// More threads would only contend in the kernel.
 const THREADS_MAX: usize = 16;
 
-/// The smallest page size; touching every such page also covers larger ones.
+/// The smallest page size. Touching every such page also covers larger ones.
 const PAGE_BYTES: usize = 4096;
 
-/// Zeroed anonymous memory, in huge pages where available, all of it present.
+/// Zeroed anonymous memory, in huge pages where available, fully resident.
 #[derive(Debug)]
 pub struct HostPages {
     map: MmapRaw,
 }
 
 impl HostPages {
-    /// Allocates `bytes`, at least one, and faults them in on all cores. `progress` is told how many are present.
+    /// Allocates `bytes`, at least one, and faults them in with several threads. `progress`
+    /// receives how many are resident so far.
     ///
     /// # Errors
-    /// The machine or its control group has less.
+    /// The machine or its control group has less memory.
     pub fn new(
         bytes: usize,
         mut progress: impl FnMut(usize),
@@ -36,7 +38,7 @@ impl HostPages {
             .len(bytes.max(1))
             .map_anon()
             .map_err(|error| refused(HostLimit::System { reason: error.to_string() }))?;
-        // Only a hint: it works without huge pages, just slower.
+        // Only a hint: without huge pages it is just slower.
         let _ = map.advise(Advice::HugePage);
         let pages = HostPages { map: map.into() };
 
@@ -45,8 +47,8 @@ impl HostPages {
         Ok(pages)
     }
 
-    /// Touches all pages with this many threads, or as many as the system grants. If it grants none, the caller does
-    /// it.
+    /// Touches all pages with this many threads, or as many as the system allows. If it allows
+    /// none, the calling thread does the work.
     fn make_present(&self, threads: usize, progress: &mut impl FnMut(usize)) {
         let pieces = self.bytes().div_ceil(PIECE_BYTES);
         let next = AtomicUsize::new(0);
@@ -85,28 +87,28 @@ impl HostPages {
         let start = piece * PIECE_BYTES;
         let end = self.bytes().min(start + PIECE_BYTES);
         for offset in (start..end).step_by(PAGE_BYTES) {
-            // SAFETY: inside the map, which is new: there is no other reference, and one thread touches each piece.
-            // Writing zero does not change the zeroed page.
+            // SAFETY: inside the map, which is new: there is no other reference, and one thread
+            // touches each piece. Writing zero does not change the zeroed page.
             unsafe { self.start().add(offset).write_volatile(0) };
         }
         end - start
     }
 
-    /// How many there are.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.map.len()
     }
 
-    /// Where they start, for a driver or for threads that copy. Write through it only while no slice of the pages is
-    /// borrowed.
+    /// Its address, for a driver or for threads that copy. Write through it only while no slice of
+    /// the pages is borrowed.
     pub fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
     /// The memory, while only the host uses it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and initialized as long as `self` lives; no writes go through `start` while a slice is
-        // borrowed.
+        // SAFETY: mapped and initialized as long as `self` lives. No writes go through `start`
+        // while a slice is borrowed.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
     }
 

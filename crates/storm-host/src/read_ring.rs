@@ -1,8 +1,8 @@
-//! Many reads of files in flight at once, by io_uring.
+//! Many file reads in flight at once, with io_uring.
 //!
-//! The kernel writes into a buffer until it reports the read as done. So the ring owns the buffers of all reads in
-//! flight: nobody can touch or free one, whatever happens to the rest of the program. A ring that is dropped waits for
-//! its reads. If it cannot even wait, it leaks their buffers.
+//! The kernel writes into a buffer until it reports the read as complete. So the ring owns the
+//! buffers of all reads in flight, and nothing else can access or free them. Dropping a ring waits
+//! for its reads. If waiting fails, it leaks their buffers.
 
 use crate::PageBuffer;
 use crate::ring::Ring;
@@ -12,29 +12,29 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// A read to do.
+/// A read request.
 #[derive(Debug)]
 pub struct RingRead {
     /// The file. It stays open while the read is in flight.
     pub file: Arc<File>,
     /// The first byte of the file to read.
     pub at: u64,
-    /// Where its bytes go, from the beginning.
+    /// Receives the bytes, from its beginning.
     pub buffer: PageBuffer,
-    /// How many to read. At most as many as the buffer has.
+    /// How many bytes to read, at most the length of the buffer.
     pub bytes: usize,
-    /// Comes back with the result.
+    /// Returned with the result.
     pub tag: u64,
 }
 
-/// A read that was done.
+/// A completed read.
 #[derive(Debug)]
 pub struct RingResult {
-    /// As the read had it.
+    /// The tag of the request.
     pub tag: u64,
     /// The read's buffer.
     pub buffer: PageBuffer,
-    /// How many bytes were read: fewer than asked for at the end of the file, and whenever the system likes.
+    /// Bytes read. May be fewer than requested, at the end of the file or at any other time.
     pub result: io::Result<usize>,
 }
 
@@ -42,35 +42,35 @@ pub struct RingResult {
 #[derive(Debug)]
 pub struct ReadRing {
     ring: Ring,
-    /// The reads that the kernel has or is about to get. Their places are the kernel's names for them.
+    /// The reads pushed and not yet completed. The index is the read's `user_data` in the ring.
     in_flight: Vec<Option<RingRead>>,
 }
 
 impl ReadRing {
-    /// A queue for so many reads in flight, at least one.
+    /// A queue of this depth, at least 1.
     ///
     /// # Errors
-    /// The system has no io_uring, or refuses it to this process.
+    /// The system has no io_uring, or denies it to this process.
     pub fn new(depth: usize) -> io::Result<ReadRing> {
         let ring = Ring::new(depth, &[opcode::Read::CODE])?;
         let in_flight = (0..ring.depth()).map(|_| None).collect();
         Ok(ReadRing { ring, in_flight })
     }
 
-    /// How many reads can be in flight.
+    /// How many reads can be in flight at once.
     pub fn depth(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// How many are.
+    /// How many reads are in flight.
     pub fn count(&self) -> usize {
         self.ring.in_flight()
     }
 
-    /// Adds a read, which begins with the next call of [`ReadRing::submit`] or [`ReadRing::wait`].
+    /// Adds a read. It starts with the next call to [`ReadRing::submit`] or [`ReadRing::wait`].
     ///
     /// # Errors
-    /// Returns the read if as many as possible are in flight, or its buffer is too short.
+    /// Returns the read if the queue is full or its buffer is too short.
     pub fn push(&mut self, mut read: RingRead) -> Result<(), RingRead> {
         let Some(place) = self.in_flight.iter().position(Option::is_none) else { return Err(read) };
         let Ok(bytes) = u32::try_from(read.bytes) else { return Err(read) };
@@ -82,8 +82,9 @@ impl ReadRing {
             .offset(read.at)
             .build()
             .user_data(place as u64);
-        // SAFETY: the buffer has as many bytes. It and the file belong to `in_flight` from here on, until the kernel
-        // reports the read as done; moving the buffer does not move its memory. Dropping the ring waits for that or leaks.
+        // SAFETY: the buffer is large enough. `in_flight` owns it and the file until the kernel
+        // reports completion. Moving the buffer does not move its memory. Dropping the ring waits
+        // for completion or leaks the buffer.
         match unsafe { self.ring.push(&entry) } {
             true => {
                 self.in_flight[place] = Some(read);
@@ -93,18 +94,18 @@ impl ReadRing {
         }
     }
 
-    /// Begins the reads that were added.
+    /// Starts the reads that were pushed.
     ///
     /// # Errors
-    /// The system refuses. The reads stay in flight.
+    /// The system call failed. The reads stay in flight.
     pub fn submit(&mut self) -> io::Result<()> {
         self.ring.submit()
     }
 
-    /// Waits for any read to be done; none if none is in flight.
+    /// Waits for any read to complete. Returns `None` if none is in flight.
     ///
     /// # Errors
-    /// The system refuses. The reads stay in flight, and their buffers with the ring.
+    /// The system call failed. The reads stay in flight, and the ring keeps their buffers.
     pub fn wait(&mut self) -> io::Result<Option<RingResult>> {
         while let Some((place, result)) = self.ring.wait()? {
             let read = self.in_flight.get_mut(place as usize).and_then(Option::take);
@@ -120,7 +121,7 @@ impl Drop for ReadRing {
     fn drop(&mut self) {
         while let Ok(Some(_)) = self.wait() {}
         if self.ring.in_flight() > 0 {
-            // The kernel may still write into these.
+            // The kernel may still write into these buffers.
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }
     }
@@ -149,7 +150,7 @@ mod tests {
         }
     }
 
-    /// A ring; none where the system refuses it.
+    /// `None` where the system has no io_uring.
     fn ring(depth: usize) -> Option<ReadRing> {
         ReadRing::new(depth).inspect_err(|error| eprintln!("no io_uring here: {error}")).ok()
     }
@@ -217,7 +218,7 @@ mod tests {
                 ring.submit().expect("submitted");
             }
             drop(ring);
-            // Nothing holds the file any more: every read was done and given up.
+            // Nothing holds the file anymore: every read completed and was dropped.
             assert_eq!(Arc::strong_count(&file), 1);
         }
     }

@@ -5,15 +5,15 @@ use crate::size::show_bytes;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} of host memory cannot be had: {limit}", show_bytes(*.wanted_bytes as u64))]
 pub struct HostMemoryRefused {
-    /// What was asked for.
+    /// Requested size.
     pub wanted_bytes: usize,
-    /// What refused it, and what to do.
+    /// What the limit was, and how to raise it.
     pub limit: HostLimit,
 }
 
 impl HostMemoryRefused {
-    /// A driver could not pin pages that are present. It does not say why, so this checks whether the limit on
-    /// locked memory is below what was requested. `reason` is the driver's message.
+    /// A driver could not pin resident pages. It does not report why, so this checks whether the
+    /// limit on locked memory is below what was requested. `reason` is the driver's message.
     pub fn to_lock(wanted_bytes: usize, reason: impl Into<String>) -> HostMemoryRefused {
         HostMemoryRefused::within(wanted_bytes, limits::locked_memory_limit(), reason)
     }

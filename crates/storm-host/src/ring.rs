@@ -1,15 +1,15 @@
-//! io_uring as its users here need it: entries in, results out.
+//! A thin wrapper around io_uring.
 
 use io_uring::{IoUring, Probe, squeue};
 use std::io;
 
-/// A queue of accesses that one thread at a time fills and empties.
+/// A queue that one thread at a time fills and drains.
 pub(crate) struct Ring {
     ring: IoUring,
     depth: usize,
-    /// Entries that were added and have no result yet.
+    /// Entries pushed and not yet reaped.
     in_flight: usize,
-    /// Whether it acts as if the system refused it.
+    /// Fault injection: act as if the system refused io_uring.
     is_refused: bool,
 }
 
@@ -20,10 +20,11 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// A queue for so many accesses in flight, at least one.
+    /// A queue of this depth, at least 1.
     ///
     /// # Errors
-    /// The system has no io_uring, refuses it to this process, or does not know one of these operations.
+    /// The system has no io_uring, denies it to this process, or does not support one of these
+    /// operations.
     pub(crate) fn new(depth: usize, operations: &[u8]) -> io::Result<Ring> {
         let entries = u32::try_from(depth.max(1)).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ring = IoUring::new(entries)?;
@@ -35,23 +36,23 @@ impl Ring {
         Ok(Ring { ring, depth: entries as usize, in_flight: 0, is_refused: false })
     }
 
-    /// How many accesses can be in flight.
+    /// How many entries can be in flight at once.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
-    /// How many are.
+    /// How many entries are in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Lets the kernel keep these parts of memory at hand: addresses and bytes, at most 1 GiB each.
+    /// Registers buffers with the kernel, given as address and length, at most 1 GiB each.
     ///
     /// # Errors
-    /// The system refuses, such as by its limit on locked memory.
+    /// The system refuses, for example because of the limit on locked memory.
     ///
     /// # Safety
-    /// The memory stays where it is as long as entries name it by its number.
+    /// The memory stays mapped as long as entries refer to it by buffer index.
     pub(crate) unsafe fn register(&self, regions: &[(usize, usize)]) -> io::Result<()> {
         let vectors: Vec<libc::iovec> = regions
             .iter()
@@ -61,10 +62,12 @@ impl Ring {
         unsafe { self.ring.submitter().register_buffers(&vectors) }
     }
 
-    /// Adds an access, which begins with the next call of [`Ring::submit`] or [`Ring::wait`]; false if that is not possible.
+    /// Adds an entry. It starts with the next call to [`Ring::submit`] or [`Ring::wait`]. Returns
+    /// false if the queue is full or refused.
     ///
     /// # Safety
-    /// Its memory and its file stay until its result has come, or this is dropped while nothing is in flight.
+    /// Its memory and file stay valid until its result is reaped, or until this is dropped with
+    /// nothing in flight.
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         if self.is_refused || self.in_flight == self.depth {
             return false;
@@ -75,15 +78,15 @@ impl Ring {
         pushed
     }
 
-    /// Lets everything fail from now on, as the system may.
+    /// Makes all later calls fail, as the system may.
     pub(crate) fn refuse(&mut self) {
         self.is_refused = true;
     }
 
-    /// Begins what was added.
+    /// Submits the entries that were pushed.
     ///
     /// # Errors
-    /// The system refuses. Everything stays in flight.
+    /// The system call failed. All entries stay in flight.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -91,10 +94,11 @@ impl Ring {
         self.enter(0)
     }
 
-    /// Waits for any access: what it was named, and the bytes that it transferred. None if none is in flight.
+    /// Waits for any entry. Returns its `user_data` and the bytes transferred, or `None` if none is
+    /// in flight.
     ///
     /// # Errors
-    /// The system refuses. Everything stays in flight.
+    /// The system call failed. All entries stay in flight.
     pub(crate) fn wait(&mut self) -> io::Result<Option<(u64, io::Result<usize>)>> {
         while self.in_flight > 0 {
             if !self.is_refused
@@ -107,7 +111,7 @@ impl Ring {
         Ok(None)
     }
 
-    /// Begins what was added, and waits for so many results.
+    /// Submits the entries that were pushed, and waits for this many completions.
     fn enter(&self, results: usize) -> io::Result<()> {
         match self.is_refused {
             true => Err(io::ErrorKind::Unsupported.into()),
@@ -115,8 +119,8 @@ impl Ring {
         }
     }
 
-    /// Waits for what the kernel has begun without asking it to, after it has refused that. What it has not begun, it
-    /// never will.
+    /// Polls until everything the kernel has accepted is complete, without another system call. For
+    /// use after the kernel refused one. Entries not yet submitted never start.
     pub(crate) fn abandon(mut self) {
         let never_begun = self.ring.submission().len();
         while self.in_flight > never_begun {
@@ -126,7 +130,7 @@ impl Ring {
         }
     }
 
-    /// What the kernel has reported.
+    /// Reaps one completion, if there is one.
     fn take_done(&mut self) -> Option<(u64, io::Result<usize>)> {
         let done = self.ring.completion().next()?;
         self.in_flight -= 1;
@@ -138,13 +142,13 @@ impl Ring {
     }
 }
 
-/// Repeats a call that a signal interrupted, or that the kernel has no room for at the moment.
+/// Retries a call that a signal interrupted. EBUSY counts as success.
 fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     loop {
         match call() {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Results wait to be taken, or memory is short for the moment: take what there is.
+            // The completion queue has overflowed: reap completions first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -166,10 +170,10 @@ mod tests {
         let mut memory = [0u8; 16];
         let file = types::Fd(reader.as_raw_fd());
         let entry = opcode::Read::new(file, memory.as_mut_ptr(), 16).build();
-        // SAFETY: memory and pipe outlive the ring, which is given up below.
+        // SAFETY: memory and pipe outlive the ring, which is abandoned below.
         assert!(unsafe { ring.push(&entry) });
         ring.submit().expect("begun");
-        // SAFETY: as above. It never begins.
+        // SAFETY: as above. It is never submitted.
         assert!(unsafe { ring.push(&entry) });
         ring.refuse();
         assert!(ring.submit().is_err() && ring.wait().is_err());
@@ -178,7 +182,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || writer.write_all(&[7; 16]).expect("room"));
             ring.abandon();
-            // SAFETY: memory that the kernel has written is read as it is.
+            // SAFETY: a volatile read of memory that the kernel has written.
             assert_eq!(unsafe { std::ptr::read_volatile(&raw const memory) }, [7; 16]);
         });
     }

@@ -1,4 +1,4 @@
-/// `1.50 GiB`, in the unit that leaves one to three digits before the point.
+/// Formats as `1.50 GiB`, with the unit chosen so that the number is below 1024 where possible.
 pub fn show_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -6,7 +6,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// The most maps at a time. The table has a fixed size because a signal handler can neither lock nor allocate.
+/// Maximum number of maps. The table has a fixed size because a signal handler can neither lock nor
+/// allocate.
 const PLACES: usize = 16_384;
 
 static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];
@@ -19,11 +20,13 @@ struct Before {
     page_bytes: usize,
 }
 
-/// One guarded range. The signal handler reads it while other threads may reassign the entry to another map.
+/// One guarded range. The signal handler reads it while other threads may reassign the entry to
+/// another map.
 ///
-/// `start` and `end` are valid only together, under a sequence lock: a writer makes `version` odd, changes both,
-/// and makes it even again. A reader that finds `version` odd, or changed since before it read both, has not
-/// read a range. Reading `end` twice would not be enough: a later map may end where an earlier one did.
+/// `start` and `end` are valid only together, under a sequence lock: a writer makes `version` odd,
+/// changes both, and makes it even again. A reader that finds `version` odd, or changed since
+/// before it read both, has not read a range. Reading `end` twice would not be enough: a later map
+/// may end where an earlier one did.
 struct Place {
     taken: AtomicBool,
     version: AtomicU64,
@@ -44,7 +47,7 @@ impl Place {
         }
     }
 
-    /// Only for the thread that has taken the entry, so two threads never write at once.
+    /// Only called by the thread that has taken the entry, so two threads never write at once.
     fn set(&self, range: Range<usize>) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(range.start, Ordering::SeqCst);
@@ -52,9 +55,9 @@ impl Place {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the entry guards an address; false if the entry changes meanwhile. A guarded map is read only
-    /// while its [`Guarded`] lives, so the entry that guards an address being read does not change. It is never
-    /// missed, and no retry is needed.
+    /// Whether the entry guards an address. False if the entry changes meanwhile. A guarded map is
+    /// read only while its [`Guarded`] lives, so the entry that guards an address being read does
+    /// not change. It is never missed, and no retry is needed.
     fn holds(&self, address: usize) -> bool {
         self.holds_despite(address, || {})
     }
@@ -106,7 +109,8 @@ impl Drop for Guarded {
 
 fn install() {
     BEFORE.get_or_init(|| {
-        // SAFETY: only queries the current handler; a zeroed `sigaction` is valid and is overwritten.
+        // SAFETY: only queries the current handler. A zeroed `sigaction` is valid and is
+        // overwritten.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, ptr::null(), &mut action);
@@ -118,8 +122,8 @@ fn install() {
     });
     static INSTALLED: OnceLock<()> = OnceLock::new();
     INSTALLED.get_or_init(|| {
-        // SAFETY: `handler` does only what a signal handler may: atomics and system calls. `BEFORE` is already
-        // set, as it needs.
+        // SAFETY: `handler` does only what a signal handler may: atomics and system calls. `BEFORE`
+        // is already set, as it needs.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -135,7 +139,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut l
     let Some(before) = BEFORE.get() else { return };
     // SAFETY: the kernel hands a valid `siginfo_t` to a handler installed with SA_SIGINFO.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // Only signals from the kernel carry an address; others were sent by a process.
+    // Only signals from the kernel carry an address. Others were sent by a process.
     if code <= 0 || !replace_page(address, before.page_bytes) {
         pass_on(before, signal, info, context);
     }
@@ -147,9 +151,10 @@ fn replace_page(address: usize, page_bytes: usize) -> bool {
     // Set before any thread can read the zeros.
     place.lost.store(true, Ordering::SeqCst);
     let page = address & !(page_bytes - 1);
-    // SAFETY: replaces one page of our own read-only map, which nothing borrows from. It is our map because
-    // `start` and `end` belong to one range. It stays mapped because the interrupted read borrows the file, so
-    // map and entry live until this handler returns. `errno` is restored for the interrupted code.
+    // SAFETY: replaces one page of our own read-only map, which nothing borrows from. It is our map
+    // because `start` and `end` belong to one range. It stays mapped because the interrupted read
+    // borrows the file, so map and entry live until this handler returns. `errno` is restored for
+    // the interrupted code.
     unsafe {
         let errno = *libc::__errno_location();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -164,8 +169,8 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
     let action = &before.action;
     match action.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores the default action and raises the signal again, which ends the process when this
-            // handler returns and unblocks it.
+            // SAFETY: restores the default action and raises the signal again, which ends the
+            // process when this handler returns and unblocks it.
             unsafe {
                 let mut default: libc::sigaction = std::mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
@@ -191,8 +196,8 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
 mod tests {
     use super::*;
 
-    /// Whether an entry that guards `before` seems to hold an address if it is reassigned to another map between
-    /// two reads of the handler.
+    /// Whether an entry that guards `before` seems to hold an address if it is reassigned to
+    /// another map between two reads by the handler.
     fn held_despite(before: Range<usize>, after: Range<usize>, address: usize) -> bool {
         let place = Place::new();
         place.set(before);

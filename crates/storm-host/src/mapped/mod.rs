@@ -1,9 +1,9 @@
-//! Memory-mapped files that another process may truncate without harm.
+//! Memory-mapped files that survive truncation by another process.
 //!
 //! Reading a mapped page beyond the end of its file raises SIGBUS, which kills the process. Here a
-//! signal handler maps a page of zeros there instead and marks the file as damaged. [`MappedFile::read`]
-//! copies, then checks the mark and the file's length. The mapped bytes cannot be borrowed, because they
-//! may change at any time.
+//! signal handler maps a page of zeros there instead and marks the file as damaged.
+//! [`MappedFile::read`] copies, then checks the mark and the file's length. The mapped bytes cannot
+//! be borrowed, because they may change at any time.
 
 mod guard;
 
@@ -23,7 +23,7 @@ pub enum MapError {
     Io {
         /// The file.
         path: PathBuf,
-        /// In the system's words.
+        /// The system's error.
         source: io::Error,
     },
     /// A read beyond the length the file had when opened.
@@ -31,11 +31,11 @@ pub enum MapError {
     OutOfRange {
         /// The file.
         path: PathBuf,
-        /// First byte asked for.
+        /// First byte requested.
         offset: u64,
-        /// The byte after the last.
+        /// One past the last byte.
         end: u64,
-        /// The length when it was opened.
+        /// The length of the file when it was opened.
         length: u64,
     },
     /// It was truncated after it was opened, or its disk cannot read some bytes.
@@ -49,21 +49,21 @@ pub enum MapError {
     TooMany {
         /// The file.
         path: PathBuf,
-        /// The most files that can be mapped.
+        /// How many files can be mapped.
         limit: usize,
     },
 }
 
-/// In which order a file will be read.
+/// Access pattern of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// From front to back: the system reads ahead.
+    /// Front to back, with readahead.
     Sequential,
-    /// Here and there: the system reads what is asked for.
+    /// Random access, without readahead.
     Random,
 }
 
-/// A file in memory, read only.
+/// A read-only mapped file.
 #[derive(Debug)]
 pub struct MappedFile {
     // Before the map: dropped first, so the table never names memory that is no longer mapped.
@@ -97,12 +97,12 @@ impl MappedFile {
         Ok(MappedFile { guarded, map, file, path: path.to_owned(), length })
     }
 
-    /// Bytes when it was opened.
+    /// Its length when it was opened.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -118,7 +118,7 @@ impl MappedFile {
             return Err(MapError::OutOfRange { path, offset, end, length });
         }
         let (Some(map), Some(guarded)) = (&self.map, &self.guarded) else { return Ok(()) };
-        // SAFETY: the range lies in the map, which lives as long as `self`; `dest` is exclusively
+        // SAFETY: the range lies in the map, which lives as long as `self`. `dest` is exclusively
         // borrowed. The handler replaces pages that the file lost.
         unsafe {
             let source = map.as_ptr().add(offset as usize);
@@ -134,7 +134,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Tells the system in which order the file will be read. Only a hint; errors are ignored.
+    /// Tells the system how the file will be accessed. Only a hint: errors are ignored.
     pub fn advise(&self, access: Access) {
         let advice = match access {
             Access::Sequential => Advice::Sequential,
@@ -145,7 +145,7 @@ impl MappedFile {
         }
     }
 
-    /// Asks the system to prefetch these bytes, without waiting. Only a hint; errors are ignored.
+    /// Asks the system to prefetch these bytes, without waiting. Only a hint: errors are ignored.
     pub fn will_need(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.length);
         if let Some(map) = self.map.as_ref().filter(|_| offset < end) {

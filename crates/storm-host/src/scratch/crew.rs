@@ -1,4 +1,5 @@
-//! Threads that share the pieces of a transfer: checksums beside io_uring, and all of it without.
+//! Threads that share the pieces of a transfer. With io_uring they only compute checksums. Without
+//! it they do everything.
 
 use super::ScratchAccess;
 use super::ScratchError;
@@ -7,21 +8,21 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Enough for the checksums of several drives, and to keep one busy without io_uring.
+/// Enough to compute the checksums of several drives, and to keep one drive busy without io_uring.
 const THREADS: usize = 4;
 
-/// What is done with a piece.
+/// What to do with a piece.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Transfers what is missing of it. One that was read is compared with its checksum.
+    /// Transfers the rest of it. A piece that was read is verified against its checksum.
     Complete(Transfer),
-    /// Remembers its checksum, while it is written.
+    /// Records its checksum while it is written.
     Remember(usize),
     /// Fills its memory with zeros.
     Clear(usize),
 }
 
-/// Some threads that work on one transfer at a time.
+/// Threads that work on one transfer at a time.
 #[derive(Debug)]
 pub(super) struct Crew {
     shared: Arc<Shared>,
@@ -32,17 +33,17 @@ pub(super) struct Crew {
 struct Shared {
     pieces: Arc<Pieces>,
     state: Mutex<State>,
-    /// Signaled when there is work, or all must stop.
+    /// Signaled when there is work, or when all must stop.
     work: Condvar,
-    /// Signaled when nothing is left.
+    /// Signaled when no job is left.
     done: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What no thread has taken yet.
+    /// Jobs that no thread has taken yet.
     waiting: VecDeque<(Job, Memory)>,
-    /// Jobs that are not done.
+    /// Jobs that are not finished.
     left: usize,
     failure: Option<ScratchError>,
     stopping: bool,
@@ -50,7 +51,7 @@ struct State {
 
 impl Crew {
     /// # Errors
-    /// The system refuses threads.
+    /// The system refuses to start threads.
     pub(super) fn new(name: &str, pieces: &Arc<Pieces>) -> Result<Crew, ScratchError> {
         let shared = Arc::new(Shared {
             pieces: Arc::clone(pieces),
@@ -68,11 +69,11 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Has a job done.
+    /// Queues a job.
     ///
     /// # Safety
-    /// `memory` has room for the job's piece. Until [`Crew::finish`] returns, nothing else writes there, or accesses it at
-    /// all if the piece is read or cleared.
+    /// `memory` has room for the job's piece. Until [`Crew::finish`] returns, nothing else writes
+    /// there, or accesses it at all if the piece is read or cleared.
     pub(super) unsafe fn add(&self, job: Job, memory: Memory) {
         let mut state = self.shared.lock();
         state.left += 1;
@@ -83,7 +84,7 @@ impl Crew {
     /// Waits for all jobs.
     ///
     /// # Errors
-    /// Of the first job that has failed.
+    /// The error of the first job that failed.
     pub(super) fn finish(&self) -> Result<(), ScratchError> {
         let state = self.shared.lock();
         let mut state = self
@@ -103,7 +104,7 @@ impl Shared {
             state = self.work.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
             let Some((job, memory)) = state.waiting.pop_front() else { return };
             drop(state);
-            // SAFETY: the promise of `add`; `finish` does not return before this job is done.
+            // SAFETY: the promise of `add`. `finish` does not return before this job is finished.
             let result = unsafe { self.work_on(job, memory) };
             state = self.lock();
             if let Err(error) = result {
@@ -156,7 +157,7 @@ impl Drop for Crew {
         self.shared.lock().stopping = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // It has nothing to report.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }

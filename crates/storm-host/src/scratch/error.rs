@@ -6,29 +6,29 @@ use storm_files::Holder;
 /// Why scratch space cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ScratchError {
-    /// There is no such folder.
+    /// The path is not a folder.
     #[error("{} is no folder: name one on a local disk", .folder.display())]
     NoFolder {
-        /// What was named.
+        /// The path given.
         folder: PathBuf,
     },
-    /// The folder is in memory.
+    /// The folder is on an in-memory file system.
     #[error(
         "{} is in memory ({file_system}), so it would take the memory that it is to save: name a folder on a disk",
         .folder.display()
     )]
     InMemory {
-        /// What was named.
+        /// The path given.
         folder: PathBuf,
         /// `tmpfs`.
         file_system: &'static str,
     },
-    /// No file can be made in the folder.
+    /// No file can be created in the folder.
     #[error("{} cannot be written to: {error}; name a folder on a disk where you may write", .folder.display())]
     Unwritable {
-        /// What was named.
+        /// The path given.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// Another process uses the folder.
@@ -38,35 +38,35 @@ pub enum ScratchError {
         .holder.as_ref().map_or("which did not say its name".to_owned(), Holder::to_string)
     )]
     InUse {
-        /// What was named.
+        /// The path given.
         folder: PathBuf,
-        /// Who uses it, if it recorded itself.
+        /// The process that uses it, if known.
         holder: Option<Holder>,
     },
-    /// There is not enough room.
+    /// There is not enough free space.
     #[error(
         "{} are needed in {}, and {} are free: free some, or name a folder on another disk",
         show_bytes(*.wanted_bytes), .folder.display(), show_bytes(*.available_bytes)
     )]
     Full {
-        /// Where.
+        /// The folder.
         folder: PathBuf,
         /// The size of the file.
         wanted_bytes: u64,
-        /// What the file system has.
+        /// Free bytes.
         available_bytes: u64,
     },
     /// The folder cannot be used.
     #[error("{what} in {}: {error}", .folder.display())]
     Folder {
-        /// What was tried: `making a scratch file`.
+        /// What was attempted, such as `making a scratch file`.
         what: &'static str,
-        /// Where.
+        /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The disk has no room for bytes whose space was allocated.
+    /// The disk is full although the space was allocated.
     #[error(
         "writing {} at byte {offset} of the scratch file: the disk is full, although the space was allocated. Something else filled \
          it, and its file system copies what is written again or promises more than it has",
@@ -75,22 +75,22 @@ pub enum ScratchError {
     Filled {
         /// First byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// The disk refused to read or write.
+    /// Reading or writing failed.
     #[error("{access} {} at byte {offset} of the scratch file: {error}", show_bytes(*.bytes as u64))]
     Io {
-        /// `reading`.
+        /// `reading` or `writing`.
         access: &'static str,
         /// First byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         bytes: usize,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The disk returned other bytes than were written.
+    /// The bytes read differ from the bytes written.
     #[error(
         "{} at byte {offset} of the scratch file are not what was written there, twice: the disk or the way to it is faulty",
         show_bytes(*.bytes as u64)
@@ -98,7 +98,7 @@ pub enum ScratchError {
     Damaged {
         /// First byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         bytes: usize,
     },
     /// The operating system refused to start a thread.

@@ -1,35 +1,35 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A failure on purpose: every so many accesses, one goes wrong.
+/// Fault injection: makes every n-th access fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchFault {
-    /// Which accesses count.
+    /// Which accesses are counted.
     pub access: ScratchAccess,
-    /// One of this many fails; at least 1.
+    /// One access in this many fails, at least 1.
     pub every: u64,
-    /// How.
+    /// How it fails.
     pub kind: ScratchFaultKind,
 }
 
 /// Reading or writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchAccess {
-    /// From the disk.
+    /// From disk.
     Read,
-    /// To the disk.
+    /// To disk.
     Write,
 }
 
-/// How an access goes wrong.
+/// How an access fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchFaultKind {
     /// The system reports an error.
     Error,
-    /// The system reports that the disk is full, as file systems that copy on write may.
+    /// The system reports a full disk, as copy-on-write file systems may.
     Full,
-    /// Only some of the bytes are transferred, which the system may do at any time.
+    /// A short transfer, which the system may return at any time.
     Short,
-    /// Other bytes arrive.
+    /// The data is corrupted.
     Damage,
     /// The system refuses io_uring from then on.
     NoRing,
@@ -47,7 +47,7 @@ impl Faults {
         Faults { fault, count: AtomicU64::new(0) }
     }
 
-    /// How the next access goes wrong, if it does.
+    /// The fault of the next access, if it has one.
     pub(super) fn next(&self, access: ScratchAccess) -> Option<ScratchFaultKind> {
         let fault = self.fault.filter(|fault| fault.access == access)?;
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! The file: space at once, no name, past the page cache if possible.
+//! The scratch file: unnamed, preallocated, opened with O_DIRECT if possible.
 
 use super::folder::FILE_NAME;
 use super::{ScratchError, ScratchFolder, ScratchWay};
@@ -8,10 +8,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// What accesses are aligned to, in memory and in the file.
+/// Alignment of accesses, in memory and in the file.
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-/// Makes a file of this size without a name, and says whether it is accessed past the page cache.
+/// Creates an unnamed file of this size. Also returns whether it uses O_DIRECT.
 pub(super) fn create(
     folder: &ScratchFolder,
     bytes: u64,
@@ -40,7 +40,7 @@ pub(super) fn create(
     }
 }
 
-/// Makes an empty file and takes its name off, so that nothing is left however the process ends.
+/// Creates an empty file and unlinks it, so nothing is left however the process ends.
 fn open(folder: &ScratchFolder, flags: i32) -> io::Result<File> {
     let path = folder.path().join(FILE_NAME);
     let mut options = OpenOptions::new();
@@ -56,14 +56,14 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
         return Ok(());
     }
     loop {
-        // SAFETY: the file is open; no memory is involved.
+        // SAFETY: the file is open. No memory is involved.
         if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            // The file system cannot allocate ahead: writing makes sure of the space.
+            // The file system cannot preallocate. Writing zeros reserves the space.
             Some(libc::EOPNOTSUPP) => return fill(file, bytes),
             _ => return Err(error),
         }
@@ -81,10 +81,11 @@ fn fill(file: &File, bytes: u64) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Turns direct access on if it works here: the blocks of some disks are larger, and some file systems have none.
+/// Turns on O_DIRECT if it works here. Some disks have larger blocks, and some file systems do not
+/// support it.
 fn direct(file: &File, bytes: u64) -> io::Result<bool> {
     let set = |flags: i32| {
-        // SAFETY: the file is open; no memory is involved.
+        // SAFETY: the file is open. No memory is involved.
         match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -113,20 +114,20 @@ fn direct(file: &File, bytes: u64) -> io::Result<bool> {
     }
 }
 
-/// What direct access must be aligned to, in memory and in the file, as the file system says; 0 if it has none. Before
-/// Linux 6.1, and on some file systems, it does not say.
+/// The alignment that O_DIRECT requires in memory and in the file, or 0 if it is not supported.
+/// `None` before Linux 6.1 and on file systems that do not report it.
 fn alignment(file: &File) -> Option<usize> {
     // SAFETY: all fields are numbers, for which zero is valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let (this, mask) = (c"".as_ptr(), libc::STATX_DIOALIGN);
-    // SAFETY: the file is open, the path is a string that ends with zero, and the system fills the structure.
+    // SAFETY: the file is open, the path is NUL-terminated, and the kernel fills the structure.
     let code =
         unsafe { libc::statx(file.as_raw_fd(), this, libc::AT_EMPTY_PATH, mask, &mut found) };
     let is_known = code == 0 && found.stx_mask & mask != 0;
     is_known.then(|| found.stx_dio_mem_align.max(found.stx_dio_offset_align) as usize)
 }
 
-/// Whether accesses of whole blocks are aligned enough, as far as is known.
+/// Whether whole blocks are sufficiently aligned, as far as is known.
 fn is_fit(alignment: Option<usize>) -> bool {
     alignment.is_none_or(|alignment| (1..=BLOCK_BYTES).contains(&alignment))
 }
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn direct_access_is_for_blocks_that_are_small_enough() {
         assert!([None, Some(1), Some(512), Some(4096)].into_iter().all(is_fit));
-        // None at all, and larger blocks.
+        // Unsupported, and larger blocks.
         assert!(![Some(0), Some(8192), Some(65_536)].into_iter().any(is_fit));
     }
 }

@@ -4,10 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use storm_files::{FolderLock, LockError};
 
-/// Files of dead runs have this name. A run takes the name off its file as soon as it has it.
+/// The name of scratch files. A run unlinks its file as soon as it has created it, so a file with
+/// this name was left by a dead run.
 pub(super) const FILE_NAME: &str = "storm.scratch";
 
-/// A folder for scratch files, used by this process alone until it is dropped.
+/// A folder for scratch files, locked by this process until dropped.
 #[derive(Debug)]
 pub struct ScratchFolder {
     path: PathBuf,
@@ -16,10 +17,10 @@ pub struct ScratchFolder {
 }
 
 impl ScratchFolder {
-    /// Takes a folder, and removes what a killed process left in it.
+    /// Locks a folder, and removes a file that a killed process left in it.
     ///
     /// # Errors
-    /// It is no folder, in memory, in use, or cannot be written to.
+    /// It is not a folder, is in memory, is in use, or is not writable.
     pub fn open(path: &Path) -> Result<ScratchFolder, ScratchError> {
         let folder = path.to_owned();
         if !path.is_dir() {
@@ -36,7 +37,7 @@ impl ScratchFolder {
                 return Err(ScratchError::Folder { what: "locking scratch space", folder, error });
             }
         };
-        // The process that made it is dead: it would hold the lock.
+        // The process that created it is dead, or it would still hold the lock.
         let left = path.join(FILE_NAME);
         let mut removed_bytes = None;
         if let Ok(found) = fs::symlink_metadata(&left) {
@@ -49,20 +50,20 @@ impl ScratchFolder {
         Ok(ScratchFolder { path: folder, _lock: lock, removed_bytes })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The size of the file that a dead run had left; none if there was none.
+    /// The size of the file that a dead run had left, if there was one.
     pub fn removed_bytes(&self) -> Option<u64> {
         self.removed_bytes
     }
 
-    /// Room for files of this user.
+    /// Free space for this user.
     ///
     /// # Errors
-    /// The file system does not say.
+    /// The file system does not report it.
     pub fn available_bytes(&self) -> Result<u64, ScratchError> {
         let status = status(&self.path).ok_or_else(|| ScratchError::Folder {
             what: "asking for free space",
@@ -73,7 +74,7 @@ impl ScratchFolder {
     }
 }
 
-/// The name of the file system if its files are in memory only.
+/// The name of the file system if it keeps its files in memory only.
 fn in_memory(path: &Path) -> Option<&'static str> {
     match status(path)?.f_type as u32 {
         0x0102_1994 => Some("tmpfs"),
@@ -86,6 +87,6 @@ fn status(path: &Path) -> Option<libc::statfs> {
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: all fields are numbers, for which zero is valid.
     let mut status: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a string that ends with zero, and the system fills the structure.
+    // SAFETY: the path is NUL-terminated, and the kernel fills the structure.
     (unsafe { libc::statfs(path.as_ptr(), &mut status) } == 0).then_some(status)
 }

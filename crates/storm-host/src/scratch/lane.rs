@@ -1,4 +1,4 @@
-//! One direction of transfers: by io_uring if the system has it, else by threads.
+//! One direction of transfers: with io_uring if the system has it, otherwise with threads.
 
 use super::crew::{Crew, Job};
 use super::pieces::{Memory, Pieces};
@@ -7,7 +7,7 @@ use super::{ScratchAccess, ScratchError};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Reads, or writes, one transfer at a time.
+/// Reads or writes, one transfer at a time.
 #[derive(Debug)]
 pub(super) struct Lane {
     pieces: Arc<Pieces>,
@@ -18,7 +18,7 @@ pub(super) struct Lane {
 
 impl Lane {
     /// # Errors
-    /// The system refuses threads.
+    /// The system refuses to start threads.
     pub(super) fn new(
         pieces: &Arc<Pieces>,
         access: ScratchAccess,
@@ -32,10 +32,11 @@ impl Lane {
         Ok(Lane { pieces: Arc::clone(pieces), access, crew, ring })
     }
 
-    /// Registers memory that transfers use with the kernel, given as address and bytes. Says whether it has accepted that.
+    /// Registers the memory of transfers with the kernel, given as address and length. Returns
+    /// whether the kernel accepted it.
     ///
     /// # Safety
-    /// It stays where it is as long as this is used.
+    /// The memory stays mapped as long as this is used.
     pub(super) unsafe fn register(&self, memory: &[(usize, usize)]) -> bool {
         // SAFETY: the caller's promise.
         self.ring.as_ref().is_some_and(|ring| unsafe { ring.register(memory) })
@@ -44,8 +45,8 @@ impl Lane {
     /// Transfers consecutive pieces, and returns when all are done.
     ///
     /// # Safety
-    /// `memory` is as large as the pieces. Until this returns, nothing else writes it, or accesses it at all if the lane
-    /// reads. One caller at a time.
+    /// `memory` is as large as the pieces. Until this returns, nothing else writes it, or accesses
+    /// it at all if the lane reads. Only one caller at a time.
     pub(super) unsafe fn transfer(
         &self,
         mut waiting: Range<usize>,

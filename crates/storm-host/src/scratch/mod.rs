@@ -1,9 +1,9 @@
-//! Scratch space on a disk: bytes that a process reads back while it runs, discarded when it ends.
+//! Scratch space on a disk: data that a process reads back while it runs, discarded when it exits.
 //!
-//! [`ScratchFolder`] is a folder that one process at a time uses. [`ScratchStore`] is a file in it that has no
-//! name: the system frees its space however the process ends. Its space is allocated at once, its bytes go past
-//! the page cache where the file system allows that, by io_uring where the system allows it, and every piece that is
-//! read is compared with the checksum of what was written.
+//! [`ScratchFolder`] is a folder that one process at a time uses. [`ScratchStore`] is an unnamed
+//! file in it, so the system frees its space however the process ends. Its space is preallocated.
+//! It uses O_DIRECT and io_uring where the system allows them. Every piece that is read is verified
+//! against the checksum of what was written.
 
 mod crew;
 mod error;

@@ -1,23 +1,23 @@
 use super::ScratchFault;
 use std::fmt;
 
-/// The fastest way to the disk that may be used. Where the system refuses it, the next one is.
+/// The fastest I/O method that may be used. If the system refuses it, the next one is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScratchWay {
-    /// Past the page cache, by io_uring.
+    /// O_DIRECT with io_uring.
     #[default]
     Ring,
-    /// Past the page cache, by positioned reads and writes.
+    /// O_DIRECT with `pread` and `pwrite`.
     Direct,
-    /// Through the page cache, by positioned reads and writes.
+    /// The page cache, with `pread` and `pwrite`.
     PageCache,
 }
 
 impl ScratchWay {
-    /// All of them, the fastest first.
+    /// All methods, fastest first.
     pub const ALL: [ScratchWay; 3] = [ScratchWay::Ring, ScratchWay::Direct, ScratchWay::PageCache];
 
-    /// As users name it.
+    /// Its name in the user interface.
     pub fn name(self) -> &'static str {
         match self {
             ScratchWay::Ring => "io_uring",
@@ -30,27 +30,27 @@ impl ScratchWay {
 /// How a scratch file is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScratchOptions {
-    /// The fastest way that may be used.
+    /// The fastest method that may be used.
     pub way: ScratchWay,
-    /// Make reads or writes go wrong.
+    /// Injected fault.
     pub fault: Option<ScratchFault>,
 }
 
-/// How bytes get to the disk.
+/// The I/O method in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchPath {
-    /// Past the page cache, by io_uring.
+    /// O_DIRECT with io_uring.
     Ring {
-        /// Whether the kernel keeps the memory at hand that they go from and to.
+        /// Whether the memory is registered with the kernel.
         is_registered: bool,
     },
-    /// Past the page cache, by positioned reads and writes.
+    /// O_DIRECT with `pread` and `pwrite`.
     Direct,
-    /// Through the page cache. What is written stays there until the system writes it.
+    /// The page cache. Written data stays there until the system flushes it.
     PageCache,
 }
 
-/// For people: `io_uring and O_DIRECT`.
+/// For display, such as `io_uring and O_DIRECT`.
 impl fmt::Display for ScratchPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -1,4 +1,4 @@
-//! The pieces of a scratch file, each with the checksum of what was written to it.
+//! The pieces of a scratch file, each with the checksum of its data.
 
 use super::fault::{Faults, ScratchAccess, ScratchFaultKind};
 use super::file::BLOCK_BYTES;
@@ -10,10 +10,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a single access transfers, at most.
+/// Maximum bytes of a single access.
 const PIECE_BYTES_MAX: usize = 4 << 20;
 
-/// Consecutive bytes that are always read and written together.
+/// Consecutive bytes that are always read or written together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) offset: u64,
@@ -26,12 +26,12 @@ pub(super) struct Pieces {
     file: File,
     /// In order.
     list: Vec<Piece>,
-    /// By piece: 0 if nothing was written, else the checksum and a bit above it.
+    /// Per piece: 0 if nothing was written, otherwise the checksum with [`WRITTEN`] set.
     sums: Vec<AtomicU64>,
     faults: Faults,
 }
 
-/// Above the 32 bits of a checksum.
+/// A bit above the 32 bits of a checksum.
 const WRITTEN: u64 = 1 << 32;
 
 fn checksum(bytes: &[u8]) -> u64 {
@@ -79,7 +79,7 @@ impl Pieces {
         first..end.max(first)
     }
 
-    /// Reads a piece, as [`Pieces::begin`] says.
+    /// Reads a piece. A piece that was never written is zero.
     pub(super) fn read(&self, index: usize, to: &mut [u8]) -> Result<(), ScratchError> {
         match self.begin(ScratchAccess::Read, index) {
             Some(transfer) => self.complete_read(transfer, to),
@@ -90,13 +90,13 @@ impl Pieces {
         }
     }
 
-    /// Writes a piece, and remembers its checksum.
+    /// Writes a piece, and records its checksum.
     pub(super) fn write(&self, index: usize, from: &[u8]) -> Result<(), ScratchError> {
         self.complete_write(Transfer::new(ScratchAccess::Write, index, &self.faults), from)
     }
 
-    /// Reads what is missing of a piece, and compares its checksum. If it differs, the piece is read once more: the way from
-    /// the disk may have been at fault.
+    /// Reads the rest of a piece, and verifies its checksum. On a mismatch it reads the piece once
+    /// more, because the transfer from the disk may have been at fault.
     pub(super) fn complete_read(
         &self,
         mut transfer: Transfer,
@@ -125,7 +125,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Writes what is missing of a piece, and remembers its checksum.
+    /// Writes the rest of a piece, and records its checksum.
     pub(super) fn complete_write(
         &self,
         mut transfer: Transfer,
@@ -143,12 +143,13 @@ impl Pieces {
         Ok(())
     }
 
-    /// Remembers the checksum of what a piece will have when it is written. If that fails, the piece counts as damaged.
+    /// Records the checksum that a piece will have once it is written. If the write fails, the
+    /// piece counts as damaged.
     pub(super) fn remember(&self, index: usize, from: &[u8]) {
         self.sums[index].store(checksum(from), Ordering::Release);
     }
 
-    /// Lets a write go wrong unnoticed if it is to.
+    /// Corrupts a completed write if a fault asks for it.
     pub(super) fn written(&self, transfer: &Transfer, from: &[u8]) -> Result<(), ScratchError> {
         if transfer.fault != Some(ScratchFaultKind::Damage) {
             return Ok(());
@@ -164,14 +165,15 @@ impl Pieces {
         &self.file
     }
 
-    /// Begins the transfer of a piece; none if nothing was written to a piece that is to be read: it is zero.
+    /// Begins the transfer of a piece. Returns `None` for a read of a piece that was never written,
+    /// which is zero.
     pub(super) fn begin(&self, access: ScratchAccess, index: usize) -> Option<Transfer> {
         let is_blank =
             access == ScratchAccess::Read && self.sums[index].load(Ordering::Acquire) == 0;
         (!is_blank).then(|| Transfer::new(access, index, &self.faults))
     }
 
-    /// Which bytes of the piece are next.
+    /// The bytes of the piece to transfer next.
     pub(super) fn part(&self, transfer: &Transfer) -> Result<Range<usize>, ScratchError> {
         let &Transfer { index, done, fault, .. } = transfer;
         let bytes = self.list[index].bytes;
@@ -186,7 +188,8 @@ impl Pieces {
         Ok(done..end)
     }
 
-    /// Counts what an access has transferred, in whole blocks, since the next one must begin at a block.
+    /// Adds what an access transferred, in whole blocks, because the next access must begin at a
+    /// block.
     pub(super) fn advance(
         &self,
         transfer: &mut Transfer,
@@ -203,7 +206,7 @@ impl Pieces {
         }
     }
 
-    /// Whether all bytes of the piece are there.
+    /// Whether all bytes of the piece are transferred.
     pub(super) fn is_complete(&self, transfer: &Transfer) -> bool {
         transfer.done >= self.list[transfer.index].bytes
     }
@@ -228,14 +231,14 @@ impl Pieces {
     }
 }
 
-/// A piece on its way.
+/// A piece in transfer.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) index: usize,
     pub(super) access: ScratchAccess,
-    /// Bytes that are there, in whole blocks.
+    /// Bytes transferred, in whole blocks.
     done: usize,
-    /// What goes wrong with it.
+    /// The injected fault.
     fault: Option<ScratchFaultKind>,
 }
 
@@ -244,18 +247,18 @@ impl Transfer {
         Transfer { index, access, done: 0, fault: faults.next(access) }
     }
 
-    /// Whether io_uring is to be refused now.
+    /// Whether to refuse io_uring from now on.
     pub(super) fn ends_ring(&self) -> bool {
         self.fault == Some(ScratchFaultKind::NoRing)
     }
 }
 
-/// Where the bytes of consecutive pieces are.
+/// The memory of consecutive pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// The first one in the file.
+    /// Offset of the first byte in the file.
     pub(super) offset: u64,
-    /// Its address.
+    /// Address of the first byte.
     pub(super) address: usize,
 }
 
@@ -268,7 +271,7 @@ impl Memory {
     /// The memory of a piece.
     ///
     /// # Safety
-    /// It is there, and nothing writes it as long as this is used.
+    /// It is valid, and nothing writes it during the lifetime.
     pub(super) unsafe fn of<'a>(self, piece: Piece) -> &'a [u8] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.address(piece.offset) as *const u8, piece.bytes) }
@@ -277,7 +280,7 @@ impl Memory {
     /// The memory of a piece.
     ///
     /// # Safety
-    /// It is there, and nothing else accesses it as long as this is used.
+    /// It is valid, and nothing else accesses it during the lifetime.
     pub(super) unsafe fn of_mut<'a>(self, piece: Piece) -> &'a mut [u8] {
         let start = self.address(piece.offset) as *mut u8;
         // SAFETY: the caller's promise.
@@ -285,7 +288,7 @@ impl Memory {
     }
 }
 
-/// Whether the same access may work next time.
+/// Whether the error is transient.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
@@ -295,8 +298,8 @@ mod tests {
     use super::*;
     use std::io::ErrorKind;
 
-    /// Only whole blocks count, since the next access must begin at one; nothing at all is an error, and so is any other
-    /// than those that pass.
+    /// Only whole blocks count, because the next access must begin at a block. No progress is an
+    /// error, and so is any error that is not transient.
     #[test]
     fn what_an_access_transferred_is_counted_in_blocks() {
         let file = File::open("/dev/null").expect("a file");

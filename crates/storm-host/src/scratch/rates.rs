@@ -1,4 +1,5 @@
-//! How fast a disk is as plans use it: large copies of aligned pieces with checksums, in both directions.
+//! The speed of a disk under the load that plans assume: large aligned copies with checksums, in
+//! both directions.
 
 use super::file::BLOCK_BYTES;
 use super::{ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchStore, ScratchWay};
@@ -6,24 +7,25 @@ use crate::PageBuffer;
 use std::ops::Range;
 use std::time::Instant;
 
-/// What a copy moves.
+/// Bytes per copy.
 const COPY_BYTES: u64 = 32 << 20;
 
-/// What a disk was measured to do, in bytes per second.
+/// Measured throughput, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScratchRates {
-    /// Reading alone.
+    /// Reads alone.
     pub read: f64,
-    /// Writing alone.
+    /// Writes alone.
     pub write: f64,
-    /// Both at once, together.
+    /// Reads and writes at once, summed.
     pub both: f64,
-    /// How it was accessed.
+    /// The I/O method used.
     pub path: ScratchPath,
 }
 
 impl ScratchRates {
-    /// Writes and reads about that many bytes, twice, by this way or the next one that the system allows.
+    /// Writes and reads about `bytes`, first separately and then at once, with `way` or the next
+    /// method that the system allows.
     ///
     /// # Errors
     /// As [`ScratchStore::new`] and [`ScratchStore::read`].
@@ -40,17 +42,18 @@ impl ScratchRates {
         let options = ScratchOptions { way, fault: None };
         let mut store = ScratchStore::new(folder, count * copy, extents.clone(), options)?;
         let [mut from, mut to] = [(); 2].map(|()| PageBuffer::new(copy as usize));
-        // Not zeros: some disks compress.
+        // Not zeros, because some disks compress.
         for (index, byte) in from.as_mut_slice().iter_mut().enumerate() {
             *byte = ((index as u32).wrapping_mul(2_654_435_761) >> 24) as u8;
         }
         let memory = [&from, &to].map(|buffer| (buffer.as_slice().as_ptr() as usize, buffer.len()));
-        // SAFETY: neither moves nor goes before the store.
+        // SAFETY: both buffers outlive the store and do not move.
         unsafe { store.register(&memory) };
         let written = from.as_slice().as_ptr() as usize;
         let write = |extents: &[Range<u64>]| -> Result<(), ScratchError> {
             for extent in extents {
-                // SAFETY: an extent of the store; the buffer has as many bytes and does not change; one thread writes.
+                // SAFETY: an extent of the store. The buffer is as long and does not change. One
+                // thread writes.
                 unsafe { store.write(extent.start, written as *const u8, copy as usize)? };
             }
             Ok(())
@@ -58,7 +61,7 @@ impl ScratchRates {
         let mut read = |extents: &[Range<u64>]| -> Result<(), ScratchError> {
             let to = to.as_mut_slice().as_mut_ptr();
             for extent in extents {
-                // SAFETY: likewise; nothing else uses the buffer, and one thread reads.
+                // SAFETY: likewise. Nothing else uses the buffer, and one thread reads.
                 unsafe { store.read(extent.start, to, copy as usize)? };
             }
             Ok(())
@@ -81,7 +84,7 @@ impl ScratchRates {
             done.and(written)
         })?;
         let both = rate(count * copy, start);
-        // Both at once are never slower than the slower alone, nor faster than the two together.
+        // Bounded by the slower direction alone and by the sum of both.
         let both = both.clamp(read_rate.min(write_rate), read_rate + write_rate);
         Ok(ScratchRates { read: read_rate, write: write_rate, both, path: store.path() })
     }

@@ -1,4 +1,5 @@
-//! Transfers by io_uring: the thread that asks for one keeps pieces on their way, and a crew computes the checksums.
+//! Transfers with io_uring: the calling thread keeps pieces in flight, and a crew computes the
+//! checksums.
 
 use super::ScratchAccess;
 use super::ScratchError;
@@ -11,13 +12,13 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many pieces of a direction are in flight.
+/// Queue depth per direction.
 const DEPTH: usize = 8;
 
-/// What the kernel registers at a time, at most.
+/// Maximum bytes of a registered buffer.
 const REGION_BYTES_MAX: usize = 1 << 30;
 
-/// One direction.
+/// One direction of transfers.
 #[derive(Debug)]
 pub(super) struct RingLane {
     pieces: Arc<Pieces>,
@@ -27,13 +28,13 @@ pub(super) struct RingLane {
 
 #[derive(Debug)]
 struct State {
-    /// None once the system has refused it.
+    /// `None` once the system has refused it.
     ring: Option<Ring>,
-    /// Registered memory, by address: first byte and how many.
+    /// Registered buffers: address and length.
     regions: Vec<(usize, usize)>,
 }
 
-/// The pieces in flight, by the number that the ring knows each by.
+/// The pieces in flight. The index is their `user_data` in the ring.
 type Places = [Option<Transfer>; DEPTH];
 
 impl RingLane {
@@ -49,10 +50,11 @@ impl RingLane {
         Ok(RingLane { pieces: Arc::clone(pieces), access, state })
     }
 
-    /// Registers memory that transfers use, given as address and bytes. Says whether the system has accepted it.
+    /// Registers the memory of transfers, given as address and length. Returns whether the kernel
+    /// accepted it.
     ///
     /// # Safety
-    /// It stays where it is as long as this is used.
+    /// The memory stays mapped as long as this is used.
     pub(super) unsafe fn register(&self, memory: &[(usize, usize)]) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let regions: Vec<(usize, usize)> = memory.iter().flat_map(|&part| cut(part)).collect();
@@ -65,11 +67,12 @@ impl RingLane {
         is_registered
     }
 
-    /// Transfers consecutive pieces, and returns when none is in flight. The crew may still compute checksums then. If the
-    /// system refuses the ring, some pieces are still waiting.
+    /// Transfers consecutive pieces, and returns when none is in flight. The crew may still be
+    /// computing checksums. If the system refuses the ring, the rest of the pieces stay in
+    /// `waiting`.
     ///
     /// # Safety
-    /// As [`super::lane::Lane::transfer`], and until the crew has finished.
+    /// As [`super::lane::Lane::transfer`], until the crew has finished.
     pub(super) unsafe fn transfer(
         &self,
         waiting: &mut Range<usize>,
@@ -82,7 +85,7 @@ impl RingLane {
         let mut failure = None;
         let is_refused = loop {
             let Some(ring) = ring.as_mut() else { break true };
-            // After a failure, only what is in flight is waited for.
+            // After a failure, only wait for what is in flight.
             while failure.is_none()
                 && let Some(place) = places.iter().position(Option::is_none)
                 && let Some(index) = waiting.next()
@@ -95,7 +98,7 @@ impl RingLane {
                 places[place] = Some(transfer);
                 failure = self.push(ring, regions, place, &mut places, memory).err();
                 if self.access == ScratchAccess::Write {
-                    // SAFETY: the caller's promise; the disk only reads this memory, too.
+                    // SAFETY: the caller's promise. The disk only reads this memory too.
                     unsafe { crew.add(Job::Remember(index), memory) };
                 }
             }
@@ -104,7 +107,7 @@ impl RingLane {
                 break true;
             }
             match ring.wait() {
-                // What the ring did not take is left to the crew.
+                // The crew completes what the ring did not take.
                 Ok(None) => break false,
                 Err(_) => break true,
                 Ok(Some((place, result))) => {
@@ -126,16 +129,16 @@ impl RingLane {
         if let Some(error) = failure {
             return Err(error);
         }
-        // The crew does what a refused ring has left.
+        // The crew completes what a refused ring has left.
         for transfer in places.into_iter().flatten() {
-            // SAFETY: nothing is in flight any more; the rest is the caller's promise.
+            // SAFETY: nothing is in flight anymore. The rest is the caller's promise.
             unsafe { crew.add(Job::Complete(transfer), memory) };
         }
         Ok(())
     }
 
-    /// Adds the next access of a piece to the ring, if there is a piece. If the ring does not take it, the piece
-    /// stays where it is.
+    /// Adds the next access of a piece to the ring, if there is a piece. If the ring does not take
+    /// it, the piece stays in its place.
     fn push(
         &self,
         ring: &mut Ring,
@@ -162,8 +165,8 @@ impl RingLane {
         };
         let region = regions.iter().position(is_inside);
         let entry = self.entry(at, address, bytes as u32, region).user_data(place as u64);
-        // SAFETY: the promise of `transfer`, which returns only when nothing is in flight; the file is open as long as the
-        // pieces are there.
+        // SAFETY: the promise of `transfer`, which returns only when nothing is in flight. The file
+        // stays open as long as the pieces exist.
         unsafe { ring.push(&entry) };
         Ok(())
     }
@@ -187,7 +190,8 @@ impl RingLane {
         }
     }
 
-    /// Takes the result of an access. A piece that is complete leaves its place, to the crew if it was read.
+    /// Processes the result of an access. A complete piece leaves its place, and goes to the crew
+    /// if it was read.
     ///
     /// # Safety
     /// As [`RingLane::transfer`].
@@ -205,7 +209,7 @@ impl RingLane {
         }
         let Some(transfer) = place.take() else { return Ok(()) };
         match self.access {
-            // SAFETY: the caller's promise; this piece is no longer in flight.
+            // SAFETY: the caller's promise. This piece is no longer in flight.
             ScratchAccess::Read => unsafe { crew.add(Job::Complete(transfer), memory) },
             ScratchAccess::Write => {
                 // SAFETY: the caller's promise.
@@ -217,7 +221,7 @@ impl RingLane {
     }
 }
 
-/// Parts of memory that can be registered.
+/// Splits memory into regions that can be registered.
 fn cut((address, bytes): (usize, usize)) -> impl Iterator<Item = (usize, usize)> {
     let starts = (0..bytes).step_by(REGION_BYTES_MAX);
     starts.map(move |start| (address + start, REGION_BYTES_MAX.min(bytes - start)))
@@ -231,8 +235,8 @@ mod tests {
     use crate::PageBuffer;
     use std::fs::{self, File};
 
-    /// Writes more pieces than are in flight at once, and says whether the ring is still there; none where there is no
-    /// io_uring.
+    /// Writes more pieces than fit in flight at once, and returns whether the ring is still in use.
+    /// `None` without io_uring.
     fn write(name: &str, is_writable: bool, kind: Option<ScratchFaultKind>) -> Option<Written> {
         let path = std::env::temp_dir().join(format!("storm-{name}-{}", std::process::id()));
         fs::write(&path, []).expect("a file");
@@ -241,7 +245,7 @@ mod tests {
         let block = BLOCK_BYTES as u64;
         let extents = (0..=DEPTH as u64).map(|at| at * block..(at + 1) * block).collect();
         let access = ScratchAccess::Write;
-        // The last one, which begins when another is there.
+        // The last piece, which begins once another has completed.
         let fault = kind.map(|kind| ScratchFault { access, every: DEPTH as u64 + 1, kind });
         let pieces = Arc::new(Pieces::new(file, extents, fault));
         let lane = RingLane::new(&pieces, access).ok()?;

@@ -8,10 +8,10 @@ use crate::PageBuffer;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How many threads serve the host.
+/// Threads of [`ScratchStore::read_bytes`].
 const HOST_THREADS: usize = 4;
 
-/// A scratch file. One thread reads and one writes at a time.
+/// A scratch file. At most one thread reads and one writes at a time.
 #[derive(Debug)]
 pub struct ScratchStore {
     reads: Lane,
@@ -22,10 +22,11 @@ pub struct ScratchStore {
 }
 
 impl ScratchStore {
-    /// Makes a file. Its extents are what will be transferred at a time; each is whole blocks of 4096 bytes.
+    /// Creates a file. Each extent is transferred as a unit, and consists of whole blocks of 4096
+    /// bytes.
     ///
     /// # Errors
-    /// There is not enough room, or the system refuses a file or threads.
+    /// There is not enough space, or the system refuses a file or threads.
     ///
     /// # Panics
     /// If extents overlap, or are not whole blocks.
@@ -53,11 +54,12 @@ impl ScratchStore {
         Ok(ScratchStore { reads, writes, pieces, bytes, path })
     }
 
-    /// Registers memory, given as address and bytes, with the kernel, if io_uring is used: reads and writes of this
-    /// memory need fewer steps then. If the kernel refuses, all works as before.
+    /// Registers memory, given as address and length, with the kernel if io_uring is used.
+    /// Transfers of this memory then have less overhead. If the kernel refuses, nothing else
+    /// changes.
     ///
     /// # Safety
-    /// The memory stays where it is as long as the store is used.
+    /// The memory stays mapped as long as the store is used.
     pub unsafe fn register(&mut self, memory: &[(usize, usize)]) {
         if let ScratchPath::Ring { .. } = self.path {
             // SAFETY: the caller's promise.
@@ -67,24 +69,25 @@ impl ScratchStore {
         }
     }
 
-    /// Its size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How bytes get to the disk.
+    /// The I/O method in use.
     pub fn path(&self) -> ScratchPath {
         self.path
     }
 
-    /// Reads an extent. What was never written is zero.
+    /// Reads an extent. Data that was never written is zero.
     ///
     /// # Errors
-    /// From the disk, or its bytes are not what was written.
+    /// The disk failed, or returned other bytes than were written.
     ///
     /// # Safety
-    /// `bytes` from `offset` on are one of the extents. `to` is aligned to 4096 bytes and has room for as many, which
-    /// nothing else accesses until this returns. One thread at a time reads.
+    /// The range of `bytes` from `offset` is one of the extents. `to` is aligned to 4096 bytes and
+    /// has room for them. Nothing else accesses that memory until this returns. Only one thread at
+    /// a time reads.
     pub unsafe fn read(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise.
@@ -94,10 +97,11 @@ impl ScratchStore {
     /// Writes an extent.
     ///
     /// # Errors
-    /// From the disk.
+    /// The disk failed.
     ///
     /// # Safety
-    /// As [`ScratchStore::read`], except that `from` may be read by others. One thread at a time writes.
+    /// As [`ScratchStore::read`], except that others may read `from`. Only one thread at a time
+    /// writes.
     pub unsafe fn write(
         &self,
         offset: u64,
@@ -105,22 +109,22 @@ impl ScratchStore {
         bytes: usize,
     ) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
-        // SAFETY: the caller's promise; writing does not change the memory.
+        // SAFETY: the caller's promise. Writing does not change the memory.
         unsafe { self.writes.transfer(pieces, Memory { offset, address: from as usize }) }
     }
 
-    /// Reads any bytes, while nothing else is being transferred.
+    /// Reads any range, while nothing else is being transferred.
     ///
     /// # Errors
     /// As [`ScratchStore::read`].
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) -> Result<(), ScratchError> {
-        // Each piece, its first wanted byte, and where its bytes go.
+        // Each piece, the offset of its first wanted byte, and the destination.
         let mut parts: Vec<(usize, usize, &mut [u8])> = Vec::new();
         let (mut rest, mut next) = (to, offset);
         for index in self.pieces.touching(offset..offset + rest.len() as u64) {
             let piece = self.pieces.piece(index);
             let first = next.max(piece.offset);
-            // Nothing was ever written between extents.
+            // Nothing is ever written between extents.
             let (gap, after) = rest.split_at_mut((first - next) as usize);
             gap.fill(0);
             let at = (first - piece.offset) as usize;
@@ -165,7 +169,8 @@ impl ScratchStore {
         })
     }
 
-    /// Writes any bytes, while nothing else is being transferred. What lies outside of all extents is dropped.
+    /// Writes any range, while nothing else is being transferred. Bytes outside of all extents are
+    /// dropped.
     ///
     /// # Errors
     /// As [`ScratchStore::read`].
@@ -192,7 +197,7 @@ impl ScratchStore {
     }
 }
 
-/// For reading and for writing; none if the system refuses io_uring.
+/// Rings for reading and for writing. `None` if the system refuses io_uring.
 fn rings(pieces: &Arc<Pieces>) -> Option<(RingLane, RingLane)> {
     let reads = RingLane::new(pieces, ScratchAccess::Read).ok()?;
     let writes = RingLane::new(pieces, ScratchAccess::Write).ok()?;
