@@ -4,26 +4,26 @@ use std::path::{Path, PathBuf};
 use storm_files::StageError;
 use storm_host::MapError;
 
-/// Where a record is in its file, counted from one.
+/// Where a record is in its file, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordPlace {
     /// A line.
     Line(u64),
-    /// A row of a table, without its header.
+    /// A row of a table, not counting the header.
     Row(u64),
-    /// Neighbouring rows of a table.
+    /// Consecutive rows of a table.
     Rows {
-        /// The first of them.
+        /// First row.
         first: u64,
-        /// The last of them.
+        /// Last row.
         last: u64,
     },
-    /// A value among others.
+    /// A record of any other format.
     Record(u64),
 }
 
 impl RecordPlace {
-    /// How many records are there.
+    /// How many records it covers.
     pub(crate) fn count(&self) -> u64 {
         match self {
             RecordPlace::Line(_) | RecordPlace::Row(_) | RecordPlace::Record(_) => 1,
@@ -46,7 +46,7 @@ impl fmt::Display for RecordPlace {
 /// Why data cannot be packed or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The system refused.
+    /// The system reported an error.
     #[error("{path}: {source}")]
     Io {
         /// The file or folder.
@@ -54,18 +54,18 @@ pub enum DataError {
         /// The system's error.
         source: io::Error,
     },
-    /// The system has no thread for reading.
+    /// The system refused to start a thread.
     #[error("the system refuses another thread: {0}")]
     NoThread(io::Error),
     /// A mapped file cannot be read.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A file of a dataset is damaged, or no such file.
+    /// A file of a dataset is damaged, or is not such a file.
     #[error("{path}: {problem}; pack the dataset again")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A directory is not a dataset.
@@ -76,7 +76,7 @@ pub enum DataError {
         /// What is missing.
         problem: String,
     },
-    /// A dataset holds something else than what is to be done with it needs.
+    /// A dataset is of a kind that the operation does not support.
     #[error("{path} holds {holds}, and this needs a dataset of {wanted}")]
     OtherKind {
         /// The dataset.
@@ -86,12 +86,12 @@ pub enum DataError {
         /// What is needed.
         wanted: &'static str,
     },
-    /// The system refused to read a block of records.
+    /// A block of records cannot be read.
     #[error("{path}, block {block}: {source}")]
     ReadBlock {
         /// The shard.
         path: PathBuf,
-        /// Which of its blocks.
+        /// Index of the block in the shard.
         block: u64,
         /// The system's error.
         source: io::Error,
@@ -101,27 +101,27 @@ pub enum DataError {
     DamagedBlock {
         /// The shard.
         path: PathBuf,
-        /// Which of its blocks.
+        /// Index of the block in the shard.
         block: u64,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// Text that cannot be packed.
+    /// A file that cannot be packed.
     #[error("{path}: {problem}")]
     Input {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A record of a file that cannot be packed.
+    /// A record that cannot be packed.
     #[error("{path}, {place}: {problem}")]
     Record {
         /// The file.
         path: PathBuf,
         /// Where it is.
         place: RecordPlace,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The tokenizer cannot be used.
@@ -129,21 +129,21 @@ pub enum DataError {
     Tokenizer {
         /// Its file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A chat that cannot be rendered for an answer.
+    /// A chat that cannot be rendered into a prompt.
     #[error("the chat cannot be rendered (tokenizer {path}): {problem}")]
     Chat {
         /// The tokenizer's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// The output cannot be written to its place.
+    /// The output cannot be written.
     #[error("{path} {problem}")]
     Output {
-        /// Where it should go.
+        /// Its path.
         path: PathBuf,
         /// Why not, and what to do.
         problem: String,
@@ -158,7 +158,7 @@ pub enum DataError {
         /// What to do.
         hint: String,
     },
-    /// Samples that are longer than a row, where that is an error.
+    /// Samples are longer than a row, and that is configured as an error.
     #[error(
         "{count} samples of the {split} part of {path} are longer than a row of {sequence} tokens: a sequence of \
          {longest} would hold all, or let them be left out, truncated or split (overlong)"
@@ -168,14 +168,14 @@ pub enum DataError {
         path: PathBuf,
         /// Which part.
         split: &'static str,
-        /// How many.
+        /// How many samples.
         count: u64,
         /// Tokens in a row.
         sequence: usize,
         /// The sequence length that would hold all.
         longest: u64,
     },
-    /// A position of another run.
+    /// The position belongs to another run.
     #[error("cannot resume from this position: {problem}")]
     Position {
         /// What does not match.
@@ -186,18 +186,18 @@ pub enum DataError {
     Option {
         /// Its name.
         option: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
 
 impl DataError {
-    /// For `map_err`: adds where it happened.
+    /// For `map_err`: adds the path.
     pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
         move |source| DataError::Io { path: path.to_owned(), source }
     }
 
-    /// For `map_err`: an output could not be moved to its place.
+    /// For `map_err`: an output could not be moved into place.
     pub(crate) fn stage(output: &Path) -> impl Fn(StageError) -> DataError + '_ {
         move |error| match error {
             StageError::Refused { problem } => {
@@ -207,12 +207,12 @@ impl DataError {
         }
     }
 
-    /// Something wrong with a file of a dataset.
+    /// A file of a dataset is damaged.
     pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> DataError {
         DataError::Damaged { path: path.to_owned(), problem: problem.into() }
     }
 
-    /// Something wrong with a file that is to be packed.
+    /// An input file cannot be packed.
     pub(crate) fn input(path: &Path, problem: impl Into<String>) -> DataError {
         DataError::Input { path: path.to_owned(), problem: problem.into() }
     }

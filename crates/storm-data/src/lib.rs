@@ -1,9 +1,10 @@
 //! Datasets on disk: packs text, images and other records into shards, and loads batches from them.
 //!
-//! [`pack`] turns text into a directory of shards with an index. A shard holds token ids in blocks with checksums;
-//! blocks may be compressed. [`Dataset::open`] checks such a directory. A [`Loader`] draws rows from it: each once per
-//! epoch, in an order that depends only on seed and epoch, starting at any position. [`records`] does the same for
-//! images and other named columns. Files are untrusted until parsed. This crate is independent of models.
+//! [`pack`] turns text into a directory of shards with an index. A shard holds token ids in
+//! checksummed blocks, which may be compressed. [`Dataset::open`] checks such a directory. A
+//! [`Loader`] draws rows from it: each once per epoch, in an order that depends only on seed and
+//! epoch, starting at any position. [`records`] does the same for images and other named columns.
+//! Files are untrusted until parsed. This crate is independent of models.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A dataset's metadata: `dataset.json`, and the checksums of it and of the tokenizer.
+//! A dataset's metadata: `dataset.json`, and the checksums of that file and of the tokenizer.
 
 use crate::records::{Codec, RecordCounts, RecordShardInfo};
 use crate::{DataError, TokenizerInfo};
@@ -14,27 +14,27 @@ use storm_files::open_plain;
 pub(crate) const MANIFEST: &str = "dataset.json";
 /// The copy of the tokenizer.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// The checksums of both, as `sha256sum -c` reads them.
+/// The checksums of both, in the format of `sha256sum -c`.
 pub(crate) const CHECKSUMS: &str = "dataset.sha256";
 
 pub(crate) const FORMAT: &str = "storm-dataset";
-/// Datasets of text that are mapped into memory.
+/// Version of text datasets that are mapped into memory.
 const MAPPED_VERSION: u32 = 1;
-/// Datasets of blocks.
+/// Version of datasets with blocks.
 pub(crate) const VERSION: u32 = 2;
 
-/// A hundred thousand shards need less.
+/// More than a hundred thousand shards need.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// The largest tokenizers in use are 35 MB.
 pub(crate) const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 
-/// What a dataset is made of.
+/// What a dataset contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// One stream of documents; a row is a window of it.
+    /// One stream of documents. A row is a window of the stream.
     Text,
-    /// Samples with loss masks; a row is packed with whole samples.
+    /// Samples with loss masks. A row is packed with whole samples.
     Samples,
 }
 
@@ -48,37 +48,37 @@ pub struct ShardInfo {
     pub samples: u64,
     /// Length of the file.
     pub bytes: u64,
-    /// Checksum of its checksums.
+    /// Checksum over the checksums of its blocks.
     pub checksum: u32,
 }
 
-/// Where the part for evaluation starts; it extends to the end.
+/// Where the held-out part starts. It extends to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOut {
     /// Its first token.
     pub from_token: u64,
-    /// Its first sample; for text, the first document that starts in it.
+    /// Its first sample. For text, the first document that starts in it.
     pub from_sample: u64,
 }
 
-/// What was packed and what was left out.
+/// What was packed and what was skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
-    /// Files.
+    /// Input files.
     pub input_files: u64,
-    /// Their bytes.
+    /// Bytes of the input files.
     pub input_bytes: u64,
-    /// Documents or samples.
+    /// Documents or samples packed.
     pub samples: u64,
-    /// Tokens.
+    /// Tokens packed.
     pub tokens: u64,
-    /// Of those, the learned tokens: for text all, for samples those in the mask.
+    /// Tokens that count in the loss: all for text, those in the mask for samples.
     pub learned_tokens: u64,
-    /// Left out because they were empty.
+    /// Skipped because they were empty.
     pub empty_samples: u64,
-    /// Left out because none of their tokens is learned.
+    /// Skipped because none of their tokens counts in the loss.
     pub unlearned_samples: u64,
     /// Skipped because they could not be packed.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -89,11 +89,11 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// The blocks of a dataset, since version 2.
+/// The blocks of a dataset. Version 2 only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stored {
-    /// How blocks are compressed, where that makes them shorter.
+    /// How blocks are compressed. A block that would not shrink is stored as is.
     pub codec: Codec,
     /// Token ids and masks.
     pub tokens: StoredStream,
@@ -105,9 +105,9 @@ pub struct Stored {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredStream {
-    /// Its bytes before compression.
+    /// Bytes before compression.
     pub raw_bytes: u64,
-    /// Bytes of its blocks on disk, with padding.
+    /// Bytes of its blocks on disk, including padding.
     pub stored_bytes: u64,
     /// Its shards, in order.
     pub shards: Vec<RecordShardInfo>,
@@ -120,24 +120,24 @@ impl StoredStream {
     }
 }
 
-/// Everything known about a dataset besides its tokens.
+/// The metadata of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: String,
     version: u32,
-    /// What it is made of.
+    /// What it contains.
     pub kind: Kind,
-    /// The tokenizer of its tokens.
+    /// The tokenizer that produced its tokens.
     pub tokenizer: TokenizerInfo,
-    /// What went in.
+    /// What was packed.
     pub counts: Counts,
-    /// The part for evaluation.
+    /// The held-out part.
     pub held_out: HeldOut,
     /// The shards of version 1, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardInfo>,
-    /// What version 2 has instead.
+    /// The blocks of version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
 }
@@ -155,21 +155,20 @@ impl Manifest {
         Manifest { format, version, kind, tokenizer, counts, held_out, shards, stored }
     }
 
-    /// How many files its tokens and starts are in.
+    /// How many files hold its tokens and starts.
     pub fn shard_count(&self) -> usize {
         let streams = self.stored.iter().flat_map(|stored| [&stored.tokens, &stored.starts]);
         self.shards.len() + streams.map(|stream| stream.shards.len()).sum::<usize>()
     }
 
-    /// Bytes of these files.
+    /// Bytes of those files.
     pub fn shard_bytes(&self) -> u64 {
         let streams = self.stored.iter().flat_map(|stored| [&stored.tokens, &stored.starts]);
         let stored = streams.flat_map(|stream| &stream.shards).map(|shard| shard.bytes);
         self.shards.iter().map(|shard| shard.bytes).chain(stored).sum()
     }
 
-    /// How blocks are compressed, and how many times shorter those of tokens are than their tokens. Version 1 has no
-    /// blocks.
+    /// The codec, and the compression ratio of the token blocks. Version 1 has no blocks.
     pub fn codec(&self) -> (Codec, f64) {
         match &self.stored {
             None => (Codec::None, 1.0),
@@ -179,8 +178,8 @@ impl Manifest {
         }
     }
 
-    /// Writes the manifest and the checksums, and returns the dataset's id. The tokenizer's copy
-    /// must already be there.
+    /// Writes the manifest and the checksums, and returns the dataset's id. The copy of the
+    /// tokenizer must already exist.
     pub(crate) fn write(&self, dir: &Path) -> Result<String, DataError> {
         write_manifest(dir, self, self.tokenizer.sha256.as_deref())
     }
@@ -234,7 +233,7 @@ pub(crate) fn read_json(dir: &Path) -> Result<Vec<u8>, DataError> {
     read_file(&path, MANIFEST_BYTES_MAX)
 }
 
-/// A manifest that must be of this version.
+/// Parses a manifest that must be of this version.
 pub(crate) fn parse_manifest<T: DeserializeOwned>(
     path: &Path,
     json: &[u8],
@@ -248,7 +247,7 @@ pub(crate) fn parse_manifest<T: DeserializeOwned>(
     serde_json::from_slice(json).map_err(|error| damaged(error.to_string()))
 }
 
-/// Compares a manifest with its checksum, and returns the dataset's id, which is the checksum of all checksums.
+/// Verifies the checksums, and returns the dataset's id, which is the SHA-256 of the manifest.
 pub(crate) fn check_id(
     dir: &Path,
     json: &[u8],
@@ -273,7 +272,7 @@ fn checksums(json: &[u8], tokenizer_sha256: Option<&str>) -> String {
     text
 }
 
-/// The part of a manifest that says what the rest of it looks like.
+/// The fields of a manifest that determine the layout of the rest.
 #[derive(Deserialize)]
 pub(crate) struct Peek {
     format: String,
@@ -307,7 +306,7 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a plain file with a limit on its bytes.
+/// Reads a regular file, up to a size limit.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, DataError> {
     let io = DataError::io(path);
     let file = open_plain(path).map_err(|error| match error.kind() {

@@ -1,4 +1,4 @@
-//! The process that runs third-party code on untrusted files, for programs that cannot start themselves again.
+//! The worker process for third-party code, for programs that cannot start themselves again.
 
 fn main() -> std::io::Result<()> {
     storm_data::run_worker()

@@ -56,7 +56,7 @@ impl MappedShards {
         self.shards.iter().try_for_each(|shard| shard.verify(&done))
     }
 
-    /// Copies tokens that exist.
+    /// Copies tokens. The range must exist.
     pub(super) fn read_tokens(
         &self,
         mut start: u64,
@@ -72,7 +72,7 @@ impl MappedShards {
         Ok(())
     }
 
-    /// Copies masks of tokens that exist, of samples.
+    /// Copies the masks of tokens. The range must exist, and the dataset must have samples.
     pub(super) fn read_mask(
         &self,
         mut start: u64,
@@ -88,7 +88,7 @@ impl MappedShards {
         Ok(())
     }
 
-    /// Asks the system to prefetch tokens that exist.
+    /// Asks the system to prefetch tokens. The range must exist.
     pub(super) fn will_need(&self, mut start: u64, end: u64) {
         while start < end {
             let (shard, at, count) = self.place(start, (end - start) as usize);
@@ -97,14 +97,14 @@ impl MappedShards {
         }
     }
 
-    /// Where documents or samples that exist start, from number `first` on.
+    /// The first tokens of documents or samples from number `first` on, which must exist.
     pub(super) fn read_starts(
         &self,
         mut first: u64,
         mut dest: &mut [u64],
     ) -> Result<(), DataError> {
         while !dest.is_empty() {
-            // The last shard that starts at or before it: earlier ones may be empty.
+            // The last shard that starts at or before it, because earlier ones may be empty.
             let number = self.samples_before.partition_point(|&before| before <= first) - 1;
             let shard = &self.shards[number];
             let at = first - self.samples_before[number];
@@ -117,7 +117,7 @@ impl MappedShards {
         Ok(())
     }
 
-    /// The shard of an existing token, the token's place in it, and how many of `count` tokens are
+    /// The shard of an existing token, the token's offset in it, and how many of `count` tokens are
     /// there.
     fn place(&self, token: u64, count: usize) -> (&Shard, u64, usize) {
         let number = self.tokens_before.partition_point(|&before| before <= token) - 1;

@@ -1,4 +1,4 @@
-//! A dataset of tokens on disk, checked and open.
+//! An open dataset of tokens.
 
 mod mapped;
 mod tokens;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub(crate) use tokens::{TokenFormat, TokenStreams, starts_writer};
 
-/// What is wrong with starts that do not grow, or are past the last token.
+/// The error for starts that are not increasing, or are past the last token.
 pub(crate) const INDEX_OUT_OF_ORDER: &str = "its index is out of order";
 
-/// How far [`Dataset::verify`] is.
+/// Progress of [`Dataset::verify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyProgress {
     /// Bytes checked.
@@ -24,7 +24,7 @@ pub struct VerifyProgress {
     pub bytes_total: u64,
 }
 
-/// A directory that [`crate::pack`] wrote. Only what is read uses memory.
+/// A directory that [`crate::pack`] wrote. It is read on demand, not loaded into memory.
 #[derive(Debug)]
 pub struct Dataset {
     dir: PathBuf,
@@ -36,15 +36,15 @@ pub struct Dataset {
 /// Where the tokens are.
 #[derive(Debug)]
 enum Store {
-    /// In files that are mapped into memory: version 1.
+    /// In mapped files: version 1.
     Mapped(MappedShards),
     /// In blocks: version 2.
     Streams(Box<TokenStreams>),
 }
 
 impl Dataset {
-    /// Opens a dataset: checks the manifest, and headers, sizes and indices of all shards, but not all
-    /// of their bytes.
+    /// Opens a dataset. Checks the manifest, and the headers, sizes and indices of all shards, but
+    /// does not read all of their bytes.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
@@ -52,7 +52,8 @@ impl Dataset {
         Dataset::open_with(dir, Reading::from_environment()?)
     }
 
-    /// As [`Dataset::open`], read in no faster way than the one that is given. Datasets of version 1 are mapped in any case.
+    /// As [`Dataset::open`], with no faster read method than the given one. Datasets of version 1
+    /// are always mapped.
     ///
     /// # Errors
     /// As [`Dataset::open`].
@@ -83,7 +84,7 @@ impl Dataset {
         Ok(Dataset { dir: dir.to_owned(), manifest, id, store })
     }
 
-    /// The held-out part starts at its sample, or inside a document.
+    /// Checks that the held-out part lies inside the data, and for samples starts with one.
     fn check_held_out(&self) -> Result<(), DataError> {
         let held_out = &self.manifest.held_out;
         let counts = &self.manifest.counts;
@@ -104,13 +105,12 @@ impl Dataset {
         &self.manifest
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Identifies the dataset by its content: the same input packed with the same options has the same
-    /// id.
+    /// A hash of its contents: the same input packed with the same options has the same id.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -124,7 +124,7 @@ impl Dataset {
         }
     }
 
-    /// The samples of a part; for text, the documents that start in it.
+    /// The samples of a part. For text, the documents that start in it.
     pub fn sample_range(&self, split: Split) -> Range<u64> {
         let cut = self.manifest.held_out.from_sample;
         match split {
@@ -133,7 +133,7 @@ impl Dataset {
         }
     }
 
-    /// Its streams; none if it is mapped.
+    /// Its streams. `None` if it is mapped.
     pub(crate) fn streams(&self) -> Option<&TokenStreams> {
         match &self.store {
             Store::Mapped(_) => None,
@@ -141,12 +141,12 @@ impl Dataset {
         }
     }
 
-    /// The blocks of its tokens; none if it has none, as in version 1.
+    /// The blocks of its tokens. `None` for version 1, which has no blocks.
     pub fn token_blocks(&self) -> Option<&Arc<RecordSet>> {
         self.streams().map(TokenStreams::set)
     }
 
-    /// Reads every byte and compares it with its checksum, including the tokenizer's copy.
+    /// Reads every byte and verifies its checksum, including the copy of the tokenizer.
     ///
     /// # Errors
     /// Names the first file that is damaged, and where.
@@ -159,7 +159,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// The copy of tokenizer.json, checked against its checksum; none for the byte tokenizer.
+    /// The copy of tokenizer.json, verified against its checksum. `None` for the byte tokenizer.
     ///
     /// # Errors
     /// If it is missing, or not the one that produced the tokens.
@@ -190,8 +190,8 @@ impl Dataset {
         }
     }
 
-    /// Copies the loss masks of tokens, starting at token `start`: whether each is learned. In text,
-    /// all are.
+    /// Copies the loss mask of tokens, starting at token `start`: whether each counts in the loss.
+    /// In text, all do.
     ///
     /// # Errors
     /// If there are fewer, or a shard is damaged.
@@ -212,7 +212,7 @@ impl Dataset {
         }
     }
 
-    /// Asks the system to prefetch tokens of files that are mapped.
+    /// Asks the system to prefetch tokens, if the files are mapped.
     pub(crate) fn will_need(&self, tokens: Range<u64>) {
         if let Store::Mapped(shards) = &self.store {
             shards.will_need(tokens.start, tokens.end.min(self.manifest.counts.tokens));
@@ -222,7 +222,7 @@ impl Dataset {
     /// The tokens of a document or sample.
     ///
     /// # Errors
-    /// If there is no such number, or the index cannot be read.
+    /// If there is no such sample, or the index cannot be read.
     pub fn sample(&self, number: u64) -> Result<Range<u64>, DataError> {
         if number >= self.manifest.counts.samples {
             let count = self.manifest.counts.samples;
@@ -237,15 +237,15 @@ impl Dataset {
         }
     }
 
-    /// Where a document or sample starts; after the last one, the end of the data.
+    /// The first token of a document or sample. Past the last one, the end of the data.
     pub(crate) fn sample_start(&self, number: u64) -> Result<u64, DataError> {
         let mut start = [0];
         self.sample_starts(number, &mut start)?;
         Ok(start[0])
     }
 
-    /// Where documents or samples start, from number `first` on; after the last one, the end of the
-    /// data.
+    /// The first tokens of documents or samples from number `first` on. Past the last one, the end
+    /// of the data.
     pub(crate) fn sample_starts(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
         let counts = &self.manifest.counts;
         let known = counts.samples.saturating_sub(first).min(dest.len() as u64);

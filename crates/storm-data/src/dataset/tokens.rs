@@ -1,4 +1,5 @@
-//! The streams of a dataset of version 2: token ids with their masks, and where documents or samples start.
+//! The streams of a dataset of version 2: token ids with their masks, and the starts of documents
+//! or samples.
 
 use super::VerifyProgress;
 use crate::manifest::Stored;
@@ -10,7 +11,7 @@ use crate::{DataError, Kind, Manifest};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of a start, as `u64`.
+/// Bytes of a start, stored as `u64`.
 const START_BYTES: u64 = 8;
 /// Bytes of a shard of starts.
 const STARTS_SHARD_BYTES: u64 = 1 << 30;
@@ -20,7 +21,7 @@ const STARTS_SHARD_BYTES: u64 = 1 << 30;
 pub(crate) struct TokenFormat {
     width: TokenWidth,
     vocabulary: u32,
-    /// Whether there is a mask, a bit for each token, lowest bit first.
+    /// Whether there is a mask: one bit per token, lowest bit first.
     is_masked: bool,
 }
 
@@ -34,7 +35,7 @@ impl TokenFormat {
         ELEMENTS * self.width.bytes()
     }
 
-    /// A writer of tokens whose shards have about so many tokens.
+    /// A writer whose shards hold about this many tokens.
     pub(crate) fn writer(
         self,
         dir: &Path,
@@ -56,7 +57,7 @@ impl TokenFormat {
         self.width.encode(tokens, out);
     }
 
-    /// Bytes of so many tokens.
+    /// Bytes of this many tokens.
     pub(crate) fn bytes(self, tokens: usize) -> usize {
         tokens * self.width.bytes() as usize
     }
@@ -72,7 +73,7 @@ impl TokenFormat {
         self.width.decode(bytes, self.vocabulary, dest)
     }
 
-    /// Copies the mask of a piece from its record; all of it is learned where there is none.
+    /// Copies the mask of a piece from its record. Without a mask, all tokens count in the loss.
     pub(crate) fn decode_mask(self, piece: Piece, record: &[u8], dest: &mut [bool]) {
         if !self.is_masked {
             return dest.fill(true);
@@ -91,7 +92,7 @@ pub(crate) fn starts_writer(dir: &Path, codec: Codec) -> Result<StreamWriter, Da
 
 const STARTS: StreamColumns<'_> = StreamColumns(&[("starts", ELEMENTS * START_BYTES)]);
 
-/// The streams, open.
+/// The open streams.
 #[derive(Debug)]
 pub(crate) struct TokenStreams {
     format: TokenFormat,
@@ -142,14 +143,14 @@ impl TokenStreams {
         self.starts.verify(&told(tokens))
     }
 
-    /// Copies tokens that exist.
+    /// Copies tokens. The range must exist.
     pub(super) fn read_tokens(&self, start: u64, dest: &mut [i32]) -> Result<(), DataError> {
         self.tokens.read(start..start + dest.len() as u64, |piece, record| {
             self.format.decode(piece, record, &mut dest[piece.at..][..piece.count])
         })
     }
 
-    /// Copies masks of tokens that exist.
+    /// Copies the masks of tokens. The range must exist.
     pub(super) fn read_mask(&self, start: u64, dest: &mut [bool]) -> Result<(), DataError> {
         self.tokens.read(start..start + dest.len() as u64, |piece, record| {
             self.format.decode_mask(piece, record, &mut dest[piece.at..][..piece.count]);
@@ -157,7 +158,7 @@ impl TokenStreams {
         })
     }
 
-    /// Where documents or samples that exist start, from number `first` on.
+    /// The first tokens of documents or samples from number `first` on, which must exist.
     pub(super) fn read_starts(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
         self.starts.read(first..first + dest.len() as u64, |piece, record| {
             let dest = &mut dest[piece.at..][..piece.count];

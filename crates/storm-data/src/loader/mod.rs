@@ -17,7 +17,7 @@ pub(crate) use shuffle::Shuffle;
 use std::sync::Arc;
 pub use write::write_batches;
 
-/// Bytes of memory for blocks, if nothing else is asked for.
+/// Default bytes of memory for blocks.
 const DATA_RAM: u64 = 256 << 20;
 
 /// A part of a dataset.
@@ -31,7 +31,7 @@ pub enum Split {
 }
 
 impl Split {
-    /// In a word.
+    /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Split::Train => "training",
@@ -40,55 +40,55 @@ impl Split {
     }
 }
 
-/// How often to go through the data.
+/// How many passes to make over the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
-    /// Epoch after epoch; a batch may hold the end of one and the start of the next.
+    /// Epoch after epoch. A batch may span two epochs.
     Endless,
-    /// Once; the last batch may hold fewer rows.
+    /// One epoch. The last batch may be partial.
     One,
 }
 
-/// What happens to samples that are longer than a row.
+/// What to do with samples longer than a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlong {
-    /// They are dropped.
+    /// Drop them.
     Drop,
-    /// Their end is cut off; they are dropped if no learned text is left.
+    /// Truncate them. Drop them if no token that counts in the loss is left.
     Truncate,
-    /// They are cut into pieces as long as a row, each a separate sample.
+    /// Split them into pieces as long as a row, each a separate sample.
     Split,
-    /// They are an error.
+    /// Fail.
     Error,
 }
 
-/// What to load.
+/// Options of a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
     /// Rows in a batch.
     pub batch: usize,
     /// Tokens in a row.
     pub sequence: usize,
-    /// Of the shuffle.
+    /// Seed of the shuffle.
     pub seed: u64,
     /// Which part.
     pub split: Split,
-    /// In which order.
+    /// Order of the rows.
     pub order: Order,
-    /// How often.
+    /// How many passes.
     pub passes: Passes,
-    /// What happens to samples that are longer than a row. Text has none.
+    /// What to do with samples longer than a row. Does not apply to text.
     pub overlong: Overlong,
-    /// Bytes of memory for blocks and for batches ahead. In window order it decides how many blocks are in a window.
-    /// Datasets of version 1 are mapped instead.
+    /// Bytes of memory for blocks and prefetched batches. In window order it determines how many
+    /// blocks are in a window. Ignored for datasets of version 1, which are mapped.
     pub data_ram: u64,
-    /// Threads that read. Their number changes no batch.
+    /// Threads that read. Their number does not affect the batches.
     pub workers: usize,
 }
 
 impl LoaderOptions {
-    /// For training: rows in global order without end, of samples that fit in one.
+    /// For training: endless rows in global order. Drops samples longer than a row.
     pub fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
         LoaderOptions {
             batch,
@@ -103,7 +103,7 @@ impl LoaderOptions {
         }
     }
 
-    /// For an evaluation: the held-out part once.
+    /// For evaluation: one pass over the held-out part.
     pub fn evaluation(batch: usize, sequence: usize) -> LoaderOptions {
         LoaderOptions {
             split: Split::Held,
@@ -123,7 +123,7 @@ impl LoaderOptions {
         Ok(())
     }
 
-    /// The same for the blocks that tokens lie in.
+    /// The same options for a record loader.
     fn of_records(&self) -> RecordLoaderOptions {
         let LoaderOptions { batch, seed, split, order, passes, data_ram, workers, .. } = *self;
         RecordLoaderOptions { batch, seed, part: split, order, passes, data_ram, workers }
@@ -136,7 +136,7 @@ impl LoaderOptions {
     }
 }
 
-/// The rows of a dataset, of which there is at least one.
+/// The rows of a dataset, at least one.
 fn nonempty_rows(dataset: &Dataset, options: &LoaderOptions) -> Result<Arc<Rows>, DataError> {
     options.check()?;
     let rows = Rows::new(dataset, options)?;
@@ -156,7 +156,7 @@ fn nonempty_rows(dataset: &Dataset, options: &LoaderOptions) -> Result<Arc<Rows>
     Err(DataError::Empty { path, split, hint })
 }
 
-/// What to expect of a loader with these options; none of a dataset that is mapped.
+/// Predicts the cost of a loader with these options. `None` for a mapped dataset.
 ///
 /// # Errors
 /// As [`Loader::new`].
@@ -175,35 +175,37 @@ pub fn estimator_of_text(
 pub struct Samples {
     /// (B, T) token ids.
     pub tokens: Vec<i32>,
-    /// (B, T) the token after each token; [`storm_graph::IGNORE_INDEX`] where there is nothing to learn.
+    /// (B, T) the token after each token, or [`storm_graph::IGNORE_INDEX`] where it does not count
+    /// in the loss.
     pub targets: Vec<i32>,
-    /// (B, T) which sample of its row each token belongs to; none for text, where a row is one sample.
+    /// (B, T) which sample of its row each token belongs to. `None` for text, where a row is one
+    /// sample.
     pub segments: Option<Vec<i32>>,
 }
 
-/// The position of a loader. It is small, and part of checkpoints.
+/// The position of a loader, saved in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Which dataset, see [`Dataset::id`].
+    /// The dataset, see [`Dataset::id`].
     pub dataset: String,
-    /// Which part of it.
+    /// The part of it.
     pub split: Split,
-    /// Tokens in a row. Another length means other rows.
+    /// Tokens in a row. Another length gives other rows.
     pub sequence: usize,
-    /// In which order.
+    /// Order of the rows.
     pub order: Order,
-    /// Blocks in a window, which follows from the memory; 0 where the order does not depend on it.
+    /// Blocks in a window, derived from the memory. 0 where the order does not depend on it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub window_blocks: u64,
-    /// Of the shuffle.
+    /// Seed of the shuffle.
     pub seed: u64,
-    /// Passes finished.
+    /// Epochs finished.
     pub epoch: u64,
-    /// Rows of this pass that were returned.
+    /// Rows of this epoch already returned.
     pub row: u64,
-    /// What happened to samples longer than a row, which changes the rows. Positions without this field mean that they
-    /// were truncated.
+    /// How samples longer than a row were handled, which affects the rows. Positions without this
+    /// field are from versions that truncated them.
     #[serde(default = "lost_their_end")]
     pub overlong: Overlong,
 }
@@ -216,25 +218,26 @@ fn lost_their_end() -> Overlong {
     Overlong::Truncate
 }
 
-/// What a loader found when it divided the data into rows.
+/// Statistics of dividing the data into rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoaderReport {
     /// Rows in an epoch.
     pub rows: u64,
-    /// Samples in an epoch, counting pieces separately; for text, rows.
+    /// Samples in an epoch, counting pieces separately. For text, rows.
     pub samples: u64,
     /// Samples longer than a row.
     pub overlong_samples: u64,
-    /// Samples dropped: longer than a row, or without learned text.
+    /// Samples dropped: longer than a row, too short, or without tokens that count in the loss.
     pub dropped_samples: u64,
-    /// The sequence length that would hold every sample completely; for text, the rows' length.
+    /// The sequence length that would fit every sample. For text, the row length.
     pub longest_sample: u64,
-    /// Places in rows that hold no token of any sample.
+    /// Padding tokens in an epoch.
     pub padding_tokens: u64,
 }
 
-/// Draws batches from a dataset. Text: rows are consecutive windows, the last one padded. Samples: rows
-/// are packed with whole samples; [`Overlong`] says what happens to longer ones.
+/// Draws batches from a dataset. For text, rows are consecutive windows, the last one padded. For
+/// samples, rows are packed with whole samples, and [`Overlong`] determines what happens to longer
+/// ones.
 #[derive(Debug)]
 pub struct Loader {
     dataset: Arc<Dataset>,
@@ -246,9 +249,9 @@ pub struct Loader {
 /// Where rows come from.
 #[derive(Debug)]
 enum Source {
-    /// Files that are mapped into memory.
+    /// Memory-mapped files.
     Mapped(Mapped),
-    /// Blocks, which other threads read.
+    /// Blocks that other threads read.
     Blocks(Box<RecordLoader>, RecordBatch),
 }
 
@@ -294,11 +297,12 @@ impl Loader {
         Ok(Source::Blocks(Box::new(loader), RecordBatch::default()))
     }
 
-    /// Fills `samples` with the next batch, and returns how many of its rows hold data: all of them, except in the last
-    /// batch of [`Passes::One`], and none after that. Other rows have no targets.
+    /// Fills `samples` with the next batch, and returns how many of its rows hold data: all of
+    /// them, except in the last batch of [`Passes::One`], and none after that. The remaining rows
+    /// are padding without targets.
     ///
     /// # Errors
-    /// If the dataset on disk was damaged in the meantime. The loader then stays where it was.
+    /// If the dataset on disk was damaged in the meantime. The position does not change.
     pub fn next_batch(&mut self, samples: &mut Samples) -> Result<usize, DataError> {
         let LoaderOptions { sequence, .. } = self.options;
         self.size(samples);
@@ -365,11 +369,11 @@ impl Loader {
         Position { dataset, split, sequence, order, window_blocks, seed, epoch, row, overlong }
     }
 
-    /// Resumes from a position of a loader with the same data, split, sequence, order and seed. The batch
-    /// may differ.
+    /// Resumes from a position of a loader with the same data and options. The batch size may
+    /// differ.
     ///
     /// # Errors
-    /// Says what does not match; the loader then stays where it was.
+    /// States what does not match. The position does not change.
     pub fn resume(&mut self, position: &Position) -> Result<(), DataError> {
         let own = self.position();
         let mismatch = |what: &str, ours: String, theirs: String| DataError::Position {
@@ -414,7 +418,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Passes finished.
+    /// Epochs finished.
     pub fn epoch(&self) -> u64 {
         match &self.source {
             Source::Mapped(mapped) => mapped.epoch,
@@ -422,7 +426,7 @@ impl Loader {
         }
     }
 
-    /// What loading has cost so far; none of a dataset that is mapped.
+    /// Loading statistics so far. `None` for a mapped dataset.
     pub fn statistics(&self) -> Option<LoaderStatistics> {
         match &self.source {
             Source::Mapped(_) => None,
@@ -430,7 +434,8 @@ impl Loader {
         }
     }
 
-    /// Reads all of the part now, if it is to stay in memory; says whether it is, see [`RecordLoader::preload`].
+    /// Reads the whole part now if it fits in memory, and returns whether it does. See
+    /// [`RecordLoader::preload`].
     ///
     /// # Errors
     /// If a block cannot be read or is damaged.
@@ -446,12 +451,12 @@ impl Loader {
         self.rows.count()
     }
 
-    /// Tokens that go through a model in an epoch, padding included: rows × sequence.
+    /// Tokens that a model processes in an epoch, padding included: rows × sequence.
     pub fn tokens_per_epoch(&self) -> u64 {
         self.rows.count() * self.options.sequence as u64
     }
 
-    /// What was found when the data was divided into rows.
+    /// Statistics of dividing the data into rows.
     pub fn report(&self) -> LoaderReport {
         self.rows.report()
     }
@@ -462,17 +467,17 @@ impl Loader {
     }
 }
 
-/// The row at a place in an epoch, of a dataset that is mapped.
+/// The row at a position in an epoch of a mapped dataset.
 fn number(rows: &Rows, options: &LoaderOptions, epoch: u64, row: u64) -> u64 {
     match options.order {
         Order::Sequential => row,
-        // No window is made of one.
+        // Mapped datasets have no windows.
         Order::Global | Order::Window => Shuffle::new(rows.count(), options.seed, epoch).at(row),
     }
 }
 
 impl Mapped {
-    /// Fills the rows of a batch and returns how many there are.
+    /// Fills the rows of a batch and returns how many were filled.
     fn next_batch(
         &mut self,
         dataset: &Dataset,

@@ -1,8 +1,8 @@
 //! Decides which samples share a row.
 //!
-//! Samples are taken in groups of [`GROUP`], in disk order. In each group the longest come first, each into
-//! the fullest row that still has room. So rows are nearly full, and neighbors stay near each other on disk.
-//! Costs twelve bytes of memory for each sample and four for each row.
+//! Samples are taken in groups of [`GROUP`], in disk order. Within a group the longest come first,
+//! each into the fullest row that still has room. So rows are nearly full, and samples that share a
+//! row are close on disk. Costs twelve bytes of memory per sample and four per row.
 
 use super::{LoaderReport, Overlong, Split};
 use crate::dataset::INDEX_OUT_OF_ORDER;
@@ -17,7 +17,8 @@ pub(crate) struct PackedRows {
     sequence: usize,
     /// The first token of each part, row after row.
     firsts: Vec<u64>,
-    /// The tokens of each part: one more than the places that it takes, since the last is only a target.
+    /// The tokens of each part: one more than the positions it takes, because the last is only a
+    /// target.
     lengths: Vec<u32>,
     /// Where in `firsts` each row starts, and the end of the last.
     starts: Vec<u32>,
@@ -25,7 +26,7 @@ pub(crate) struct PackedRows {
     report: LoaderReport,
 }
 
-/// Neighbouring samples that share rows.
+/// Consecutive samples that share rows.
 #[derive(Debug)]
 struct Group {
     rows: Range<u64>,
@@ -104,7 +105,7 @@ impl PackedRows {
         let places_of = |part: &Range<u64>| (part.end - part.start - 1) as usize;
         group.sort_unstable_by_key(|part| (std::cmp::Reverse(places_of(part)), part.start));
         let mut rows: Vec<Vec<&Range<u64>>> = Vec::new();
-        // Rows with room: (places left, row).
+        // Rows with room: (positions left, row).
         let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
         for part in group.iter() {
             let places = places_of(part);
@@ -147,13 +148,14 @@ impl PackedRows {
         places.map(|at| self.firsts[at]..self.firsts[at] + u64::from(self.lengths[at]))
     }
 
-    /// The rows that share samples, and the tokens of those.
+    /// Each group's rows, and the token range of its samples.
     pub(super) fn groups(&self) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
         self.groups.iter().map(|group| (group.rows.clone(), group.tokens.clone()))
     }
 }
 
-/// The tokens of a piece as long as a row. Its first token is the last target of the piece before.
+/// The tokens of a piece as long as a row. Its first token is the last target of the previous
+/// piece.
 fn piece_of(sample: &Range<u64>, sequence: usize, piece: u32) -> Range<u64> {
     let start = sample.start.saturating_add(u64::from(piece) * sequence as u64).min(sample.end);
     start..sample.end.min(start + sequence as u64 + 1)
@@ -172,7 +174,7 @@ struct Mask {
 }
 
 impl Mask {
-    /// Whether any token but the first is learned.
+    /// Whether any token but the first counts in the loss.
     fn learns(&mut self, dataset: &Dataset, tokens: Range<u64>) -> Result<bool, DataError> {
         self.learned.resize((tokens.end - tokens.start) as usize, false);
         dataset.read_mask(tokens.start, &mut self.learned, &mut self.bytes)?;

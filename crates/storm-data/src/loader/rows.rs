@@ -1,4 +1,4 @@
-//! Maps the number of a row to its tokens, targets and segments.
+//! Maps a row number to its tokens, targets and segments.
 
 use super::packed::PackedRows;
 use super::{LoaderOptions, LoaderReport};
@@ -9,31 +9,31 @@ use storm_graph::IGNORE_INDEX;
 /// All rows of a part at a sequence length.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// Consecutive windows. The first token of a window is the last target of the one before.
+    /// Consecutive windows. The first token of a window is the last target of the previous one.
     Windows { tokens: Range<u64>, sequence: usize, padding: i32 },
     /// Rows of several samples.
     Packed { rows: PackedRows, padding: i32 },
 }
 
-/// The destination of a row, T entries each.
+/// The destination of a row, T entries per slice.
 pub(crate) struct RowMut<'a> {
     pub(crate) tokens: &'a mut [i32],
     pub(crate) targets: &'a mut [i32],
     pub(crate) segments: Option<&'a mut [i32]>,
 }
 
-/// Scratch buffers, allocated once.
+/// Reusable buffers.
 #[derive(Debug, Default)]
 pub(super) struct RowBuffers {
     parts: Vec<Range<u64>>,
-    /// The tokens of all parts; the last of each is only a target.
+    /// The tokens of all parts. The last of each is only a target.
     tokens: Vec<i32>,
     learned: Vec<bool>,
     bytes: Vec<u8>,
 }
 
 impl RowBuffers {
-    /// Asks the system to prefetch a row of a dataset that is mapped.
+    /// Asks the system to prefetch a row of a mapped dataset.
     pub(super) fn announce(&mut self, rows: &Rows, dataset: &Dataset, row: u64) {
         self.parts.clear();
         rows.parts(row, &mut self.parts);
@@ -68,7 +68,7 @@ impl Rows {
         matches!(self, Rows::Packed { .. })
     }
 
-    /// The token of padding.
+    /// The padding token.
     pub(super) fn padding(&self) -> i32 {
         match self {
             Rows::Windows { padding, .. } | Rows::Packed { padding, .. } => *padding,
@@ -92,7 +92,7 @@ impl Rows {
         }
     }
 
-    /// Appends the tokens of a row: one range for each of its samples. The last token of each is only a target.
+    /// Appends the token ranges of a row, one per sample. The last token of each is only a target.
     pub(crate) fn parts(&self, row: u64, out: &mut Vec<Range<u64>>) {
         match self {
             Rows::Windows { tokens, sequence, .. } => out.push(window(tokens, *sequence, row)),
@@ -100,8 +100,9 @@ impl Rows {
         }
     }
 
-    /// How many rows begin in each of some neighbouring blocks, and which is the last block that they reach into. `ends`
-    /// has the number of tokens up to the end of each; together they hold all rows.
+    /// For consecutive blocks that together hold all rows: how many rows begin in each, and the
+    /// last block that those rows reach into. `ends` has the cumulative token count at the end of
+    /// each block.
     pub(crate) fn spread(&self, ends: &[u64]) -> (Vec<u32>, Vec<u32>) {
         match self {
             Rows::Windows { tokens, sequence, .. } => {
@@ -134,7 +135,8 @@ impl Rows {
         }
     }
 
-    /// Puts together a row of these parts, whose tokens come one after another. Returns how many tokens those are.
+    /// Assembles a row from these parts, whose tokens are concatenated. Returns how many tokens
+    /// were used.
     pub(crate) fn assemble(
         &self,
         parts: &[Range<u64>],
@@ -167,7 +169,7 @@ impl Rows {
         read
     }
 
-    /// Reads a row of a dataset that is mapped.
+    /// Reads a row of a mapped dataset.
     pub(super) fn fill(
         &self,
         dataset: &Dataset,
@@ -199,7 +201,7 @@ fn window(tokens: &Range<u64>, sequence: usize, row: u64) -> Range<u64> {
     start..tokens.end.min(start + sequence as u64 + 1)
 }
 
-/// The block that has a token.
+/// The block that contains a token.
 fn block_of(ends: &[u64], token: u64) -> u32 {
     ends.partition_point(|&end| end <= token) as u32
 }

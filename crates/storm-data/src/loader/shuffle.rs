@@ -1,9 +1,9 @@
-//! A shuffle without memory: a keyed permutation of the numbers below `count`.
+//! A shuffle in constant memory: a keyed permutation of the numbers below `count`.
 
 use storm_graph::random::Random;
 
-/// Rounds of mixing. With an ideal mixing function, no efficient test can tell four rounds from a
-/// random permutation; this one is not ideal, so there are more.
+/// Feistel rounds. With an ideal round function, four rounds are indistinguishable from a random
+/// permutation. This one is not ideal, so there are more.
 const ROUNDS: u64 = 8;
 
 /// The order of one epoch.
@@ -24,12 +24,13 @@ impl Shuffle {
         Shuffle { count, half_bits, key: mix(mix(seed) ^ epoch.wrapping_mul(GOLDEN)) }
     }
 
-    /// The number at a place below `count`.
+    /// The number at a position below `count`.
     pub(crate) fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.count);
         let mut value = place;
-        // The network permutes a somewhat larger range. Iterating until the result is below
-        // `count` gives a permutation of our range, after at most four rounds on average.
+        // The network permutes a larger power-of-two range. Iterating until the result is below
+        // `count` (cycle walking) gives a permutation of our range, in at most four steps on
+        // average.
         loop {
             value = self.permute(value);
             if value < self.count {
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_value_comes_at_every_place() {
-        // 64 values in 64 places over 6400 orders: about 100 each.
+        // 64 values in 64 positions over 6400 orders: about 100 each.
         let mut counts = [[0u32; 64]; 64];
         for seed in 0..6400 {
             for (place, value) in order(64, seed, 0).into_iter().enumerate() {

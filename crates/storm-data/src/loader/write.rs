@@ -1,7 +1,8 @@
-//! Writes batches to a file, for programs that need exactly the batches of a run, in the same order.
+//! Writes the batches of a run to a file, for other programs that need the same batches in the same
+//! order.
 //!
-//! The file is in the safetensors format: `tokens` and `targets`, and `segments` if rows hold several
-//! samples, each (N, B, T) of i32.
+//! The file is in the safetensors format: `tokens` and `targets`, and `segments` if rows hold
+//! several samples, each (N, B, T) of i32.
 
 use super::{Loader, LoaderOptions, Samples};
 use crate::{DataError, Dataset};
@@ -17,8 +18,8 @@ const ALIGNMENT_BYTES: usize = 8;
 /// A column of a batch.
 type Column = fn(&Samples) -> &[i32];
 
-/// Writes the first `count` batches of a loader with these options to a file, which appears complete or not
-/// at all. A plain file of that name is replaced. Needs the memory of one batch.
+/// Writes the first `count` batches of a loader with these options to a file, atomically. Replaces
+/// a regular file of that name. Needs the memory of one batch.
 ///
 /// # Errors
 /// There is nothing to load, the numbers are too large, or the file cannot be written.
@@ -59,7 +60,7 @@ pub fn write_batches(
     file.write_all(header.as_bytes()).map_err(&io)?;
     let mut samples = Samples::default();
     for (_, column) in columns {
-        // One pass over the data for each column, so that none of them is ever in memory as a whole.
+        // One pass over the data per column, so no column is ever in memory as a whole.
         let mut loader = Loader::new(Arc::clone(dataset), options)?;
         for _ in 0..count {
             loader.next_batch(&mut samples)?;

@@ -1,9 +1,9 @@
-//! Cells of a table as the JSON object that a line of JSONL would have.
+//! Converts the cells of a table to the equivalent JSONL object.
 
 use serde::de::IgnoredAny;
 use std::borrow::Cow;
 
-/// Columns that records are made of; others are passed over.
+/// Columns that records use. Others are ignored.
 pub(crate) const COLUMNS: [&str; 9] = [
     "text",
     "messages",
@@ -16,13 +16,13 @@ pub(crate) const COLUMNS: [&str; 9] = [
     "output",
 ];
 
-/// Those whose text is JSON.
+/// Columns whose text is JSON.
 const JSON_COLUMNS: [&str; 3] = ["messages", "tools", "conversations"];
 
-/// What is in a cell.
+/// The contents of a cell.
 pub(crate) enum Cell<'a> {
     Text(&'a str),
-    /// A value that is known to be JSON.
+    /// A value that is already JSON.
     Json(&'a str),
 }
 
@@ -36,7 +36,7 @@ impl RecordJson {
         RecordJson { json: "{".to_owned() }
     }
 
-    /// Adds a column. An empty cell where JSON belongs is as good as absent.
+    /// Adds a column. An empty cell in a JSON column counts as absent.
     pub(crate) fn push(&mut self, name: &str, cell: Cell<'_>) -> Result<(), String> {
         let bad = |error: serde_json::Error| format!("`{name}`: {error}");
         let value = match cell {
@@ -66,7 +66,7 @@ impl RecordJson {
     }
 }
 
-/// What to say if a table has none of the columns.
+/// The error for a table with none of the columns.
 pub(crate) fn no_columns(names: &[&str]) -> String {
     let shown: String = names.join(", ").chars().take(200).collect();
     format!(

@@ -1,19 +1,19 @@
-//! Divides long text into pieces that are encoded separately.
+//! Splits long text into pieces that are encoded separately.
 //!
-//! A piece ends after a line break with no other white space next to it. Common tokenizers never merge across
-//! such a place, and an end of text there changes nothing for them, so the pieces have the same tokens as the
-//! whole. Text without such a place is divided at a worse one.
+//! A piece ends after a line break with no other white space next to it. Common tokenizers never
+//! merge across such a boundary, and ending the text there does not change their output, so the
+//! pieces have the same tokens as the whole. Text without such a boundary is split at a worse one.
 
 use std::ops::Range;
 
 /// The approximate length of a piece.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Text of this length without a line break may be divided between any two characters.
+/// Text of this length without a line break may be split between any two characters.
 pub(super) const PIECE_BYTES_MAX: usize = 4 * PIECE_BYTES;
 
-/// Where a piece at the start of `text` may end; none if more should be read. The first `searched` bytes were
-/// already searched in an earlier, shorter text and are not searched again.
+/// Where a piece at the start of `text` may end. `None` if more text is needed. The first
+/// `searched` bytes were already searched in an earlier, shorter text and are not searched again.
 pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
     // The character after the last searched byte was not known then.
@@ -22,7 +22,7 @@ pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let mut good = None;
     for at in (from..bytes.len()).rev() {
         let end = at + 1;
-        // Most line breaks can be judged by the next byte: it is text, or another line break.
+        // For most line breaks the next byte decides: it is text, or another line break.
         let is_candidate = bytes[at] == b'\n' && bytes.get(end).is_some_and(|&next| next != b'\n');
         if is_candidate && is_text(text[end..].chars().next()) {
             if is_text(text[..at].chars().next_back()) {
@@ -72,11 +72,11 @@ mod tests {
         assert_eq!(piece_end("one two", 0), None);
     }
 
-    /// Text without a good place is searched once, not again for every read.
+    /// Text without a good boundary is searched once, not again after every read.
     #[test]
     fn what_was_searched_is_not_searched_again() {
         assert_eq!(piece_end("one\ntwo", 5), None);
-        // Only now is it known what follows the line break.
+        // Only now is the character after the line break known.
         assert_eq!(piece_end("one\ntwo", 4), Some(4));
         assert_eq!(piece_end("one\ntwo\nthree", 5), Some(8));
         assert_eq!(piece_end("é\nthree", 2), Some(3));

@@ -6,29 +6,29 @@ use super::stream::{Buffered, Stream};
 use crate::{DataError, RecordPlace};
 use csv_core::{ReadFieldResult, Reader, ReaderBuilder};
 
-/// The longest header.
+/// Size limit of the header.
 const HEADER_BYTES_MAX: u64 = 256 << 10;
 
-/// The rows of a table, counted from one without the header.
+/// The rows of a table, counted from 1 without the header.
 pub(super) struct Rows {
     input: Buffered,
     parser: Reader,
-    /// Cells of a row.
+    /// Cells per row.
     width: usize,
-    /// The columns that are used: their places and names.
+    /// The columns used: index and name.
     columns: Vec<(usize, &'static str)>,
     number: u64,
-    /// The last row was too long, and its rest is yet to be passed over.
+    /// The last row was too long, and the rest of it is still to be skipped.
     is_inside: bool,
 }
 
-/// How a row ended.
+/// How reading a row ended.
 enum Ended {
-    /// With so many cells.
+    /// The row has this many cells.
     Cells(usize),
-    /// There is none.
+    /// There are no more rows.
     NoRow,
-    /// It has not yet.
+    /// The row exceeds the limit and has not ended.
     TooLong,
 }
 
@@ -46,7 +46,7 @@ impl Rows {
         let path = rows.input.stream().path();
         match ended {
             Ended::Cells(width) => rows.width = width,
-            // An empty file has no rows either.
+            // An empty file has no rows.
             Ended::NoRow => return Ok(rows),
             Ended::TooLong => {
                 let problem = "its first line is longer than 256 KiB, and a header is not";
@@ -72,7 +72,7 @@ impl Rows {
         }
     }
 
-    /// Reads a row of at most so many bytes, and hands parts of its cells to `take`.
+    /// Reads a row of at most `bytes_max`, and passes parts of its cells to `take`.
     fn read(
         &mut self,
         bytes_max: u64,
@@ -99,7 +99,7 @@ impl Rows {
         }
     }
 
-    /// The cells of a row as JSON, or what is wrong with them.
+    /// The cells of a row as JSON, or the problem with them.
     fn json(&self, cells: &[Vec<u8>], width: usize) -> Result<String, String> {
         if width != self.width {
             return Err(format!("has {width} cells, and the header {}", self.width));

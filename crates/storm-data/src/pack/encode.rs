@@ -9,15 +9,15 @@ use crate::{DataError, Kind, RecordPlace};
 use std::mem;
 use std::sync::Mutex;
 
-/// Parts of samples encoded at once. Their overhead in memory is many times that of their text.
+/// Limit on sample parts encoded at once. Their memory overhead is many times their text.
 const PARTS_MAX: usize = 1 << 14;
 
 /// The tokens of a job.
 pub(super) struct Encoded {
     pub(super) chunks: Vec<Chunk>,
-    /// Of input in memory.
+    /// Bytes of input in memory.
     pub(super) bytes: u64,
-    /// Of the files that it was read from.
+    /// Bytes of the input files.
     pub(super) input_bytes: u64,
     pub(super) skipped: Skipped,
 }
@@ -25,7 +25,7 @@ pub(super) struct Encoded {
 /// Consecutive tokens of one document or sample.
 pub(super) struct Chunk {
     pub(super) tokens: Vec<u32>,
-    /// For samples, whether each token is learned.
+    /// For samples, whether each token counts in the loss.
     pub(super) learned: Vec<bool>,
     pub(super) begins: bool,
     pub(super) ends: bool,
@@ -34,17 +34,17 @@ pub(super) struct Chunk {
 /// How samples are encoded.
 pub(super) struct Rules {
     pub(super) special_tokens: SpecialTokens,
-    /// Why chats cannot be rendered; none if they can.
+    /// Why chats cannot be rendered, if they cannot.
     pub(super) no_template: Option<String>,
     /// Skip and count records that cannot be packed, instead of failing.
     pub(super) skip_bad: bool,
 }
 
-/// What the encoding threads share.
+/// State shared by the encoding threads.
 pub(super) struct Encoder<'a, O> {
     inputs: &'a Inputs,
     rules: &'a Rules,
-    /// For the first thread that asks.
+    /// Taken by the first thread that needs a tokenizer.
     opened: Mutex<Option<Tokenizer>>,
     open: &'a O,
 }
@@ -73,7 +73,7 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
             Content::Skipped(error) => skipped.add_error(error)?,
             Content::Records { file, records } => {
                 for (place, json) in records {
-                    // A record may be long, so its JSON is dropped before it is encoded.
+                    // Records may be long, so the JSON is dropped before encoding.
                     let mut bad = |problem| skipped.add(self.inputs.path(file), place, problem);
                     match json.and_then(|json| self.parse(&json)) {
                         Err(problem) => bad(problem)?,
@@ -98,7 +98,8 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
         Ok(Encoded { chunks: batch.finish()?, bytes, input_bytes, skipped })
     }
 
-    /// A chat, rendered and encoded by the tokenizer's process; the inner error is about this chat alone.
+    /// Renders and encodes a chat in the tokenizer's process. The inner error concerns this chat
+    /// alone.
     fn chat(
         &self,
         tokenizer: &Tokenizer,
@@ -135,19 +136,19 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
     }
 }
 
-/// Documents and samples that are encoded together, about a megabyte at a time.
+/// Documents or samples that are encoded together, about a megabyte at a time.
 struct Batch<'a> {
     tokenizer: &'a Tokenizer,
-    /// In instructions.
+    /// Applies to instructions.
     special_tokens: SpecialTokens,
     chunks: Vec<Chunk>,
     waiting: Vec<Waiting>,
-    /// Of what waits.
+    /// Bytes of text in `waiting`.
     text_bytes: usize,
     parts: usize,
 }
 
-/// Something to encode.
+/// An item to encode.
 enum Waiting {
     Piece(Piece),
     Instruction(Instruction),
@@ -215,7 +216,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// A document, or a piece of one, with the special tokens around it. An empty one has none.
+/// A document, or a piece of one, with its special tokens. An empty document gets none.
 fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     let info = tokenizer.info();
     let &Piece { begins, ends, .. } = piece;
@@ -228,7 +229,7 @@ fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     Chunk { tokens, learned: Vec::new(), begins, ends }
 }
 
-/// An instruction with the special tokens around it, unless they are already written in it.
+/// An instruction with its special tokens, unless they are already written in it.
 fn sample<'t>(
     tokenizer: &Tokenizer,
     texts: &mut Texts<'_, 't, impl Iterator<Item = &'t str>>,
@@ -264,7 +265,7 @@ impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
         Texts { tokenizer, special_tokens, texts, encoded: Vec::new(), cut: Vec::new() }
     }
 
-    /// Adds the tokens of the next text to `tokens`.
+    /// Appends the tokens of the next text to `tokens`.
     fn next_into(&mut self, tokens: &mut Vec<u32>) -> Result<(), DataError> {
         loop {
             if self.encoded.is_empty() {
@@ -287,8 +288,8 @@ impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
 
     /// Encodes the next pieces.
     fn ask(&mut self) -> Result<(), DataError> {
-        // For each piece: whether it is sent to the tokenizer, which an empty piece is not, and whether it is
-        // the last of its text.
+        // For each piece: whether it is sent to the tokenizer (empty pieces are not), and whether
+        // it is the last of its text.
         let (mut request, mut slots) = (Vec::new(), Vec::new());
         let mut bytes = 0;
         while bytes < PIECE_BYTES {

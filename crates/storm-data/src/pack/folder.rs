@@ -8,24 +8,25 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
-/// Folders inside of each other.
+/// Limit on nesting depth.
 const DEPTH_MAX: usize = 32;
-/// Files and folders in all.
+/// Limit on files and folders in total.
 const ENTRIES_MAX: usize = 1 << 20;
-/// Kinds of files that are told one by one.
+/// How many kinds of files an error message lists.
 const TOLD: usize = 8;
 
-/// Endings of images, which are packed as records.
+/// Extensions of images, which are packed as records.
 const IMAGES: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// The files of a folder, by name.
 pub(super) struct Found {
     pub(super) used: Vec<PathBuf>,
-    /// Of no known format, or another than was asked for.
+    /// Files of unknown format, or of another format than requested.
     pub(super) passed_over: Vec<PathBuf>,
 }
 
-/// Whether a folder holds images: files with such endings, or no text and a first file that begins like one.
+/// Whether a folder holds images: any file has such an extension, or there is no text and the first
+/// file has an image signature.
 pub(crate) fn holds_images(dir: &Path) -> Result<bool, DataError> {
     let files = files(dir)?;
     if files.iter().any(|path| IMAGES.contains(&ending(path).as_str())) {
@@ -42,7 +43,7 @@ fn is_image(path: &Path) -> io::Result<bool> {
     Ok(matches!(beginning, [0x89, b'P', b'N', b'G'] | [0xff, 0xd8, 0xff, _]))
 }
 
-/// The files of a folder and of the folders in it that can be packed as text.
+/// The files of a folder and its subfolders that can be packed as text.
 pub(super) fn find(dir: &Path, format: InputFormat) -> Result<Found, DataError> {
     let is_used = |path: &PathBuf| match (Named::of(path).format, format.format()) {
         (None, _) => false,
@@ -56,7 +57,7 @@ pub(super) fn find(dir: &Path, format: InputFormat) -> Result<Found, DataError> 
     Ok(Found { used, passed_over })
 }
 
-/// What to say if nothing can be used.
+/// The error if nothing can be used.
 fn nothing_usable(passed_over: &[PathBuf]) -> String {
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for path in passed_over {
@@ -84,7 +85,7 @@ fn ending(path: &Path) -> String {
     path.extension().map_or(String::new(), |ending| ending.to_string_lossy().to_lowercase())
 }
 
-/// All files below a folder without hidden ones, by name. Links to folders are not followed.
+/// All files below a folder by name, without hidden ones. Symlinks to folders are not followed.
 fn files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let (mut found, mut entries) = (Vec::new(), 0);
     collect(dir, 0, &mut entries, &mut found)?;

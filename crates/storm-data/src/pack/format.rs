@@ -1,16 +1,16 @@
-//! What a file is, judged by its name.
+//! Determines the format of a file from its name.
 
 use super::InputFormat;
 use crate::DataError;
 use std::path::Path;
 
-/// How a file is read, once it is decompressed.
+/// The format of a file after decompression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileFormat {
     Text,
     Jsonl,
     Json,
-    /// A table with this byte between its cells.
+    /// A table with this byte as its delimiter.
     Delimited(u8),
     Parquet,
 }
@@ -30,25 +30,25 @@ impl Compression {
         }
     }
 
-    /// How a file begins says how it is compressed; no text begins like this.
+    /// Detects compression by magic bytes. No text begins with them.
     pub(super) fn of_beginning(bytes: &[u8]) -> Option<Compression> {
         match bytes {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Compression::Zstd),
-            // A frame that is to be skipped.
+            // A skippable frame.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Compression::Zstd),
             _ => None,
         }
     }
 }
 
-/// What a name says.
+/// What a file name implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Named {
-    /// None if it says nothing that is known.
+    /// `None` if the extension is unknown.
     pub(super) format: Option<FileFormat>,
     pub(super) compression: Option<Compression>,
-    /// A table that cannot be read.
+    /// An Arrow table, which cannot be read.
     is_arrow: bool,
 }
 
@@ -63,7 +63,7 @@ impl Named {
             _ => None,
         };
         let before = if compression.is_some() { parts.next() } else { last };
-        // A name without a point has no ending.
+        // A name without a dot has no extension.
         let ending = before
             .filter(|_| parts.next().is_some_and(|stem| !stem.is_empty()))
             .unwrap_or_default();
@@ -79,7 +79,7 @@ impl Named {
         Named { format, compression, is_arrow: ending == "arrow" || ending == "feather" }
     }
 
-    /// How the file is read if this is asked for.
+    /// The format to read the file as, given the requested format.
     pub(super) fn format(self, path: &Path, asked: InputFormat) -> Result<FileFormat, DataError> {
         let format = match asked.format() {
             Some(format) => format,
@@ -105,7 +105,7 @@ impl Named {
 }
 
 impl InputFormat {
-    /// None for what names say.
+    /// `None` if names decide.
     pub(super) fn format(self) -> Option<FileFormat> {
         match self {
             InputFormat::ByName => None,

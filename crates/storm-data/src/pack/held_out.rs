@@ -1,9 +1,9 @@
-//! Decides where the part for evaluation starts.
+//! Decides where the held-out part starts.
 
 use crate::{DataError, Dataset, HeldOut, Kind};
 
-/// Holds out the last samples, or the end of a text. A text is divided between two documents if such a
-/// place is near enough: it changes the part's size by no more than a quarter.
+/// Holds out the last samples, or the end of the text. Text is split between two documents if that
+/// changes the size of the held-out part by no more than a quarter.
 pub(super) fn cut(dataset: &Dataset, share: f64) -> Result<HeldOut, DataError> {
     let counts = &dataset.manifest().counts;
     let held = |total: u64| ((total as f64 * share).round() as u64).min(total);
@@ -15,7 +15,7 @@ pub(super) fn cut(dataset: &Dataset, share: f64) -> Result<HeldOut, DataError> {
         Kind::Text => {
             let held = held(counts.tokens);
             let wanted = counts.tokens - held;
-            // The first document that starts at or after the wanted place.
+            // The first document that starts at or after the target.
             let after = first_from(dataset, wanted)?;
             for sample in [after, after.saturating_sub(1)] {
                 let start = dataset.sample_start(sample)?;

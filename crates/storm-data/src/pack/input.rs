@@ -1,4 +1,4 @@
-//! The files to pack, and what is in them.
+//! The input files and their contents.
 
 use super::delimited::Rows;
 use super::folder;
@@ -17,24 +17,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use storm_files::open_plain;
 
-/// The name of standard input.
+/// The input name that means standard input.
 const STDIN: &str = "-";
 
-/// Something to encode.
+/// A unit of work for the encoder.
 pub(super) struct Job {
     pub(super) content: Content,
-    /// Of input in memory.
+    /// Bytes of input in memory.
     pub(super) bytes: u64,
-    /// Of the files that it was read from.
+    /// Bytes of the input files.
     pub(super) input_bytes: u64,
 }
 
 pub(super) enum Content {
     /// Pieces of documents, in order.
     Text(Vec<Piece>),
-    /// Records of a file as JSON, or why they cannot be used.
+    /// Records of a file as JSON, or the problem with them.
     Records { file: usize, records: Vec<(RecordPlace, Result<String, String>)> },
-    /// A file that is skipped as a whole.
+    /// A file that is skipped entirely.
     Skipped(DataError),
 }
 
@@ -45,16 +45,16 @@ pub(super) struct Piece {
     pub(super) ends: bool,
 }
 
-/// The files, and what is in them.
+/// All input files.
 pub(super) struct Inputs {
     files: Vec<InputFile>,
     kind: Kind,
     skip_bad: bool,
     worker: WorkerCommand,
-    /// Of all files; standard input is not counted until it was read.
+    /// Bytes of all files. Standard input is not counted until it has been read.
     file_bytes: u64,
     stdin_bytes: Mutex<u64>,
-    /// Files of folders that are of no known format.
+    /// Files in folders that are of unknown format.
     passed_over: Vec<PathBuf>,
 }
 
@@ -62,7 +62,7 @@ struct InputFile {
     origin: Origin,
     format: FileFormat,
     compression: Option<Compression>,
-    /// Of a plain file.
+    /// 0 for standard input.
     bytes: u64,
 }
 
@@ -101,7 +101,7 @@ impl InputFile {
         Stream::open(&self.origin, self.compression, how)
     }
 
-    /// The records of the file; none if it is text.
+    /// The records of the file. `None` if it is text.
     fn records(
         &self,
         how: Use,
@@ -121,7 +121,7 @@ impl InputFile {
 }
 
 impl Inputs {
-    /// Finds and checks all files, and reads the start of the first to see what they hold.
+    /// Finds and checks all files, and reads the start of the first to determine their kind.
     pub(super) fn open(options: &PackOptions) -> Result<Inputs, DataError> {
         let (mut files, mut passed_over) = (Vec::new(), Vec::new());
         for path in &options.inputs {
@@ -155,7 +155,7 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// Text if any file is text; otherwise the kind of the first record.
+    /// Text if any file is text. Otherwise the kind of the first record.
     fn find_kind(&self) -> Result<Kind, DataError> {
         if self.files.iter().any(|file| file.format == FileFormat::Text) {
             return Ok(Kind::Text);
@@ -204,12 +204,12 @@ impl Inputs {
         self.files.len() as u64
     }
 
-    /// Bytes of all files, once they were read.
+    /// Bytes of all files, valid once they have been read.
     pub(super) fn bytes(&self) -> u64 {
         self.file_bytes + self.stdin_bytes.lock().map_or(0, |bytes| *bytes)
     }
 
-    /// Bytes of all files; none if nobody knows.
+    /// Bytes of all files, if known in advance.
     pub(super) fn known_bytes(&self) -> Option<u64> {
         (!self.files.iter().any(InputFile::is_stdin)).then_some(self.file_bytes)
     }
@@ -227,7 +227,7 @@ impl Inputs {
         &self.passed_over
     }
 
-    /// Reads everything; stops early if `emit` says that no more is needed.
+    /// Reads everything. Stops early if `emit` returns false.
     pub(super) fn read(&self, emit: &mut dyn FnMut(Job) -> bool) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let mut taken = 0;
@@ -254,7 +254,8 @@ impl Inputs {
         file: &InputFile,
         emit: &mut dyn FnMut(Job) -> bool,
     ) -> Result<bool, DataError> {
-        // Parts of a document are on their way before its end is read, so a file is looked at as a whole first.
+        // Parts of a document are encoded before its end is read, so the whole file is checked
+        // first.
         let problem = match self.skip_bad && !file.is_stdin() {
             true => text::problem(file.stream(Use::Take)?)?,
             false => None,

@@ -1,4 +1,4 @@
-//! Records in lines: JSONL.
+//! JSONL records.
 
 use super::records::{RECORD_BYTES_MAX, Raw, Records, too_long};
 use super::stream::{Buffered, Stream};
@@ -6,11 +6,11 @@ use crate::{DataError, RecordPlace};
 
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
-/// The lines of a file, counted from one.
+/// The lines of a file, counted from 1.
 pub(super) struct Lines {
     input: Buffered,
     number: u64,
-    /// The last line was too long, and its rest is yet to be passed over.
+    /// The last line was too long, and the rest of it is still to be skipped.
     is_inside: bool,
 }
 
@@ -19,7 +19,7 @@ impl Lines {
         Lines { input: Buffered::new(stream), number: 0, is_inside: false }
     }
 
-    /// Takes bytes up to a line break; says whether there was one.
+    /// Takes bytes up to and including a line break. Returns whether there was one.
     fn take(&mut self, mut to: impl FnMut(&[u8])) -> Result<bool, DataError> {
         let bytes = self.input.bytes()?;
         let end = bytes.iter().position(|&byte| byte == b'\n');

@@ -1,7 +1,7 @@
-//! Packs files of text and of records into a dataset.
+//! Packs text files and record files into a dataset.
 //!
-//! One thread reads, several encode, and the calling one writes, all in the order of the input. The same input
-//! and options give the same bytes, whatever the number of threads.
+//! One thread reads, several encode, and the calling thread writes, all in input order. The same
+//! input and options give the same bytes for any number of threads.
 
 mod cells;
 mod cut;
@@ -46,30 +46,31 @@ use std::sync::Arc;
 use storm_files::StagedDirectory;
 use under_way::UnderWay;
 
-/// Tokens in a shard: half a gigabyte or one gigabyte.
+/// Default tokens per shard: half a gigabyte or one gigabyte before compression.
 pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
 
 /// The format of the files to pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputFormat {
-    /// What the name says: `.jsonl` and `.ndjson`, `.json`, `.csv`, `.tsv`, `.parquet`; otherwise text.
+    /// By extension: `.jsonl` and `.ndjson`, `.json`, `.csv`, `.tsv`, `.parquet`, and otherwise
+    /// text.
     ByName,
-    /// UTF-8 text; each file is a document, or several with `<|endoftext|>` between them.
+    /// UTF-8 text. Each file is a document, or several separated by `<|endoftext|>`.
     Text,
-    /// A JSON object in each line.
+    /// A JSON object per line.
     Jsonl,
-    /// An array of JSON objects, or one.
+    /// An array of JSON objects, or a sequence of them.
     Json,
-    /// A table with a header and commas.
+    /// A comma-separated table with a header.
     Csv,
-    /// A table with a header and tabs.
+    /// A tab-separated table with a header.
     Tsv,
     /// A table in the Parquet format.
     Parquet,
 }
 
-/// The files that [`pack`] finds under a name: the file itself, or those of a folder and of the folders in it, judged by their
-/// names.
+/// The files that [`pack`] would read for a path: the file itself, or the files of a folder and its
+/// subfolders that have a known extension.
 ///
 /// # Errors
 /// A folder cannot be read, or has no such file.
@@ -80,46 +81,47 @@ pub fn files_to_pack(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
-/// What to pack and how.
+/// Options of [`pack`].
 #[derive(Clone, Debug)]
 pub struct PackOptions {
-    /// Files, folders of files, or `-` for standard input, in this order. Files may be compressed with gzip or zstd.
+    /// Files, folders of files, or `-` for standard input, in this order. Files may be compressed
+    /// with gzip or zstd.
     pub inputs: Vec<PathBuf>,
-    /// What they are.
+    /// Their format.
     pub format: InputFormat,
     /// The tokenizer.
     pub tokenizer: TokenizerSource,
     /// The name of the token between documents, if it is not a common one.
     pub end_of_text: Option<String>,
-    /// How chats become text.
+    /// The template that renders chats.
     pub chat_template: ChatTemplate,
-    /// How special tokens in prompts, completions and messages of samples are treated. In documents they are
-    /// text.
+    /// How special tokens in prompts, completions and messages of samples are treated. In documents
+    /// they are always text.
     pub special_tokens: SpecialTokens,
     /// Skip and count records that cannot be packed, instead of failing.
     pub skip_bad: bool,
     /// The program that runs third-party code.
     pub worker: WorkerCommand,
-    /// The directory to make.
+    /// The directory to create.
     pub out: PathBuf,
     /// What to do if it exists.
     pub if_exists: IfExists,
-    /// The share of the data, at its end, to hold out for evaluation: at least 0 and less than 1.
+    /// Fraction of the data, at its end, to hold out for evaluation: at least 0 and less than 1.
     pub held_out: f64,
     /// How blocks are compressed.
     pub codec: Codec,
-    /// Threads that encode.
+    /// Encoding threads.
     pub threads: usize,
-    /// Tokens in a shard, about, [`SHARD_TOKENS_DEFAULT`] for one.
+    /// Approximate tokens per shard, such as [`SHARD_TOKENS_DEFAULT`].
     pub shard_tokens: u64,
 }
 
-/// How far [`pack`] is.
+/// Progress of [`pack`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackProgress {
     /// Bytes of input packed.
     pub bytes_done: u64,
-    /// Bytes of input in total; none if that is not known.
+    /// Total bytes of input, if known.
     pub bytes_total: Option<u64>,
     /// Tokens so far.
     pub tokens: u64,
@@ -130,30 +132,30 @@ pub struct PackProgress {
 /// The result of [`pack`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackSummary {
-    /// Identifies the dataset by its content.
+    /// A hash of the contents.
     pub id: String,
-    /// What it is made of.
+    /// What the dataset contains.
     pub kind: Kind,
-    /// The tokenizer of its tokens.
+    /// The tokenizer that produced its tokens.
     pub tokenizer: TokenizerInfo,
-    /// What was packed and what was left out.
+    /// What was packed and what was skipped.
     pub counts: Counts,
-    /// The part for evaluation.
+    /// The held-out part.
     pub held_out: HeldOut,
     /// Shards written.
     pub shards: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// How many times shorter the blocks of tokens are than their tokens.
+    /// Compression ratio of the token blocks.
     pub ratio: f64,
-    /// The first few records that were skipped, and why.
+    /// The first few skipped records, with the reasons.
     pub skipped: Vec<String>,
-    /// Files of folders that are of no known format.
+    /// Files in folders that are of unknown format.
     pub passed_over: Vec<PathBuf>,
 }
 
-/// Packs files into a dataset. It is written next to its place and renamed when complete: whatever happens,
-/// `out` is never a partial dataset.
+/// Packs files into a dataset. It is written to a temporary directory next to `out` and renamed
+/// when complete, so `out` is never a partial dataset.
 ///
 /// # Errors
 /// Names the file, and the line or row, that cannot be packed.
@@ -179,7 +181,7 @@ pub fn pack(
     let end_of_text = options.end_of_text.as_deref();
     let open = || {
         let path = match &options.tokenizer {
-            // Text alone needs no process.
+            // Plain text needs no process.
             TokenizerSource::Bytes if setup.is_none() || end_of_text.is_some() => {
                 return Tokenizer::open(&TokenizerSource::Bytes, end_of_text, &options.worker);
             }

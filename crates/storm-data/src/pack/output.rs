@@ -13,10 +13,10 @@ pub(super) struct Output {
     codec: Codec,
     tokens: TokenWriter,
     starts: StreamWriter,
-    /// The record of starts that is being filled.
+    /// The record of starts being filled.
     start_bytes: Vec<u8>,
     counts: Counts,
-    /// A document has started, but none of its tokens has arrived.
+    /// A document has started, but none of its tokens has arrived yet.
     begins: bool,
 }
 
@@ -93,7 +93,7 @@ impl Output {
         Ok(())
     }
 
-    /// The next token is the first of a document or sample.
+    /// Marks the next token as the first of a document or sample.
     fn begin(&mut self) -> Result<(), DataError> {
         self.start_bytes.extend(self.counts.tokens.to_le_bytes());
         self.counts.samples += 1;
@@ -114,19 +114,19 @@ impl Output {
     }
 }
 
-/// Cuts tokens and their masks into records.
+/// Groups tokens and their masks into records.
 struct TokenWriter {
     format: TokenFormat,
     is_masked: bool,
     writer: StreamWriter,
-    /// Tokens in the record that is being filled.
+    /// Tokens in the record being filled.
     count: usize,
     ids: Vec<u8>,
     mask: Vec<u8>,
 }
 
 impl TokenWriter {
-    /// Adds tokens; of samples, `learned` says for each whether it is a target.
+    /// Adds tokens. For samples, `learned` marks those that count in the loss.
     fn push(&mut self, mut tokens: &[u32], mut learned: &[bool]) -> Result<(), DataError> {
         while !tokens.is_empty() {
             let count = tokens.len().min(ELEMENTS as usize - self.count);

@@ -1,4 +1,4 @@
-//! Threads that read, encode and write concurrently, in order and with a bound on what is in flight.
+//! Threads that read, encode and write concurrently, in order and with a limit on input in flight.
 
 use super::encode::{Encoded, Encoder};
 use super::input::Job;
@@ -12,11 +12,11 @@ use std::thread;
 
 type Reply = Result<Encoded, DataError>;
 
-/// A job, and where its result goes.
+/// A job, and the channel for its result.
 type Work = (Job, Sender<Reply>);
 
-/// Reads with `read` on one thread, encodes on `threads`, and writes with `write` on this one, in reading order.
-/// The first failure in that order ends everything.
+/// Reads with `read` on one thread, encodes on `threads`, and writes with `write` on this one, in
+/// reading order. The first failure in that order stops everything.
 pub(super) fn run<O>(
     threads: usize,
     under_way: &UnderWay,
@@ -31,7 +31,8 @@ where
     let work_receiver = Mutex::new(work_receiver);
     let (encoder, work_receiver) = (&encoder, &work_receiver);
     thread::scope(move |scope| {
-        // Start the encoding threads first: if the system refuses one, dropping `work_sender` ends the others.
+        // Start the encoding threads first: if the system refuses one, dropping `work_sender` stops
+        // the others.
         for _ in 0..threads {
             thread::Builder::new()
                 .spawn_scoped(scope, move || encode_all(encoder, work_receiver))
@@ -43,7 +44,7 @@ where
         thread::Builder::new()
             .spawn_scoped(scope, move || read_all(read, under_way, &work_sender, &order_sender))
             .map_err(no_thread)?;
-        // Consumed here: on a failure, dropping it and `closing` stops the other threads.
+        // Consumed here, so on failure dropping it and `closing` stops the other threads.
         for reply in order_receiver {
             let result = reply.recv().map_err(|_| lost()).flatten();
             let encoded = result?;
@@ -56,7 +57,7 @@ where
     })
 }
 
-/// Tells the reader that the writer has ended.
+/// Tells the reader that the writer has stopped.
 struct Closing<'a>(&'a UnderWay);
 
 impl Drop for Closing<'_> {
@@ -89,7 +90,7 @@ fn read_all(
     };
     if let Err(error) = read(&mut emit) {
         let (sender, receiver) = channel();
-        // If the channel is closed, something failed before this.
+        // If the channel is closed, something else failed first.
         sender.send(Err(error)).ok();
         order.send(receiver).ok();
     }
@@ -115,7 +116,7 @@ where
             tokenizer = Some(opened);
             result
         });
-        // After a failure nothing waits for it.
+        // Fails if the writer has stopped.
         reply.send(result).ok();
     }
 }

@@ -1,10 +1,10 @@
-//! A record of a file.
+//! The record types.
 
 use crate::Kind;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The kinds of records.
+/// A parsed record.
 pub(super) enum Record {
     /// `{"text": …}`
     Text(String),
@@ -14,8 +14,8 @@ pub(super) enum Record {
     Instruction(Instruction),
 }
 
-/// A chat as written. Only the process that renders it parses it, because parsed messages take far more memory than
-/// their text.
+/// An unparsed chat. Only the process that renders it parses it, because parsed messages take far
+/// more memory than their text.
 #[derive(Serialize)]
 pub(super) struct Chat {
     messages: Box<RawValue>,
@@ -28,7 +28,7 @@ pub(super) struct Instruction {
     pub(super) completion: String,
 }
 
-/// All fields that have a meaning; others are ignored.
+/// All known fields. Others are ignored.
 #[derive(Deserialize)]
 struct Fields {
     text: Option<String>,
@@ -36,21 +36,21 @@ struct Fields {
     tools: Option<Box<RawValue>>,
     prompt: Option<String>,
     completion: Option<String>,
-    // Other records may have fields of these names with other contents.
+    // Unvalidated, because other records may use these names for other contents.
     conversations: Option<Box<RawValue>>,
     instruction: Option<Box<RawValue>>,
     input: Option<Box<RawValue>>,
     output: Option<Box<RawValue>>,
 }
 
-/// A message as ShareGPT has it.
+/// A ShareGPT message.
 #[derive(Deserialize)]
 struct Said {
     from: String,
     value: String,
 }
 
-/// A message as templates take it.
+/// A message as templates expect it.
 #[derive(Serialize)]
 struct Message {
     role: &'static str,
@@ -80,7 +80,7 @@ impl Chat {
         Ok(Chat { messages: messages.map_err(|error| error.to_string())?, tools: None })
     }
 
-    /// A conversation in ShareGPT's format.
+    /// A conversation in ShareGPT format.
     fn of_said(json: &RawValue) -> Result<Chat, String> {
         let said: Vec<Said> = serde_json::from_str(json.get())
             .map_err(|error| format!("`conversations`: {error}"))?;
@@ -89,7 +89,7 @@ impl Chat {
         Chat::of(&messages)
     }
 
-    /// A task in Alpaca's format: the instruction, optional input, and the answer.
+    /// A task in Alpaca format: the instruction, optional input, and the answer.
     fn of_task(
         instruction: &RawValue,
         input: Option<&RawValue>,
@@ -111,8 +111,8 @@ impl Chat {
 }
 
 impl Record {
-    /// A chat if it has messages, an instruction if it has a prompt and a completion, text if it has that, otherwise a
-    /// chat in ShareGPT's or Alpaca's format.
+    /// A chat if it has messages, an instruction if it has a prompt and a completion, text if it
+    /// has `text`, otherwise a chat in ShareGPT or Alpaca format.
     pub(super) fn parse(json: &str) -> Result<Record, String> {
         let fields: Fields = serde_json::from_str(json).map_err(|error| error.to_string())?;
         match fields {
@@ -185,7 +185,7 @@ mod tests {
         refused(r#"{"conversations": [{"role": "user", "content": "x"}]}"#, "`conversations`");
         refused(r#"{"instruction": 1, "output": "x"}"#, "`instruction`");
         refused(r#"{"instruction": "x"}"#, "has neither `text`");
-        // Fields that have no meaning in a text are ignored.
+        // Fields that do not apply to text are ignored.
         assert!(matches!(
             Record::parse(r#"{"text": "a", "input": 1, "conversations": 2}"#),
             Ok(Record::Text(_))

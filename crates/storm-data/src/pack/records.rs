@@ -1,28 +1,28 @@
-//! Records of a file, whatever they are written in.
+//! Records of a file, in any format.
 
 use super::cut::PIECE_BYTES;
 use super::input::{Content, Job};
 use crate::{DataError, RecordPlace};
 
-/// The longest record, as it is written in its file.
+/// Size limit of a record, as written in its file.
 pub(crate) const RECORD_BYTES_MAX: u64 = 64 << 20;
 
-/// What is wrong with a longer one.
+/// The error for a longer one.
 pub(crate) fn too_long() -> String {
     "longer than 64 MiB; a record is one document or sample".to_owned()
 }
 
-/// A record as it was read.
+/// An unparsed record.
 pub(super) struct Raw {
     pub(super) place: RecordPlace,
-    /// In memory.
+    /// Bytes in memory.
     pub(super) bytes: u64,
-    /// As JSON, or why it cannot be.
+    /// The record as JSON, or the problem with it.
     pub(super) json: Result<String, String>,
 }
 
 impl Raw {
-    /// An empty line, which is no record.
+    /// Whether it is an empty line, which does not count as a record.
     pub(super) fn is_blank(&self) -> bool {
         self.json.as_ref().is_ok_and(|json| json.trim().is_empty())
     }
@@ -30,15 +30,15 @@ impl Raw {
 
 /// The records of a file, in order.
 pub(super) trait Records {
-    /// Bytes of the file that were read.
+    /// Bytes of the file read so far.
     fn taken(&self) -> u64;
 
-    /// The next record. A record that cannot be used is not an error here: the ones after it may be.
+    /// The next record. A bad record is not an error here, because later ones may be usable.
     fn next(&mut self) -> Result<Option<Raw>, DataError>;
 }
 
-/// Reads all records of a file, many at a time. Stops early after a bad one if such are not skipped, or if `emit` says
-/// that no more is needed.
+/// Reads all records of a file, many at a time. Stops early after a bad one unless those are
+/// skipped, or if `emit` returns false.
 pub(super) fn read(
     file: usize,
     mut reader: Box<dyn Records>,

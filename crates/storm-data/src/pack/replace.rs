@@ -1,4 +1,4 @@
-//! What a new dataset may replace.
+//! Rules for replacing an existing directory.
 
 use crate::manifest::{CHECKSUMS, MANIFEST, TOKENIZER};
 use crate::shard::is_shard_name;
@@ -15,7 +15,7 @@ pub enum IfExists {
 }
 
 impl IfExists {
-    /// Whether a nonempty directory may be replaced; if not, why.
+    /// Whether a nonempty directory may be replaced, and if not, why.
     pub(crate) fn may_replace(self, dir: &Path) -> Result<(), String> {
         if self == IfExists::Refuse {
             return Err("exists already; choose another name, or --overwrite it".to_owned());

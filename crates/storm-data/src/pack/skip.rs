@@ -1,17 +1,17 @@
-//! What cannot be packed: an error, or skipped and counted.
+//! Records that cannot be packed: an error, or skipped and counted.
 
 use crate::{DataError, RecordPlace};
 use std::path::Path;
 
-/// Problems that are told one by one.
+/// How many problems are reported individually.
 const TOLD: usize = 5;
 
-/// What was skipped.
+/// The records that were skipped.
 #[derive(Debug, Default)]
 pub(super) struct Skipped {
     skip_bad: bool,
     pub(super) count: u64,
-    /// The first few, in words.
+    /// Messages of the first few.
     pub(super) told: Vec<String>,
 }
 
@@ -20,7 +20,8 @@ impl Skipped {
         Skipped { skip_bad, ..Skipped::default() }
     }
 
-    /// A record that cannot be packed, or several neighbours: an error unless such are skipped.
+    /// Adds a record, or several consecutive ones, that cannot be packed. Returns the error unless
+    /// bad records are skipped.
     pub(super) fn add(
         &mut self,
         path: &Path,
@@ -46,7 +47,7 @@ impl Skipped {
         Ok(())
     }
 
-    /// What was skipped after this.
+    /// Adds what was skipped later.
     pub(super) fn extend(&mut self, other: Skipped) {
         self.count = self.count.saturating_add(other.count);
         let room = TOLD - self.told.len();

@@ -1,4 +1,4 @@
-//! The bytes of an input, decompressed on the way, in bounded memory.
+//! The bytes of an input, decompressed on the fly in bounded memory.
 
 use super::format::Compression;
 use crate::DataError;
@@ -10,28 +10,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use storm_files::open_plain;
 
-/// The largest window of zstd, as a power of two: 128 MiB, which all of its usual levels stay within.
+/// Limit on the zstd window, as a power of two: 128 MiB, enough for all of its regular levels.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// The longest beginning of standard input that is looked at.
+/// How much of standard input can be inspected in advance.
 const LOOKED_AT_BYTES_MAX: usize = 128 << 20;
 
-/// Where bytes come from.
+/// The source of an input.
 #[derive(Clone, Debug)]
 pub(super) enum Origin {
     File(PathBuf),
     Stdin(Stdin),
 }
 
-/// Standard input, whose beginning can be looked at.
+/// Standard input, whose start can be inspected before it is consumed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stdin {
     seen: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Whether bytes are taken or only looked at.
+/// Whether bytes are consumed or only inspected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     Look,
@@ -64,7 +64,7 @@ fn plain(path: &Path) -> Result<File, DataError> {
     open_plain(path).map_err(DataError::io(path))
 }
 
-/// Standard input, with a copy of what was read.
+/// Standard input, keeping a copy of what is read.
 struct Tee(Stdin);
 
 impl Read for Tee {
@@ -87,11 +87,11 @@ pub(super) struct Stream {
     taken: Arc<Taken>,
 }
 
-/// What was read of the input itself.
+/// What was read from the raw input.
 #[derive(Default)]
 struct Taken {
     bytes: AtomicU64,
-    /// The system refused to read it.
+    /// Reading it failed with a system error.
     failed: AtomicBool,
 }
 
@@ -113,7 +113,7 @@ impl Read for Counted {
 }
 
 impl Stream {
-    /// Opens an input, whose name says that it is compressed in this way.
+    /// Opens an input. `named` is the compression that its name implies.
     pub(super) fn open(
         origin: &Origin,
         named: Option<Compression>,
@@ -151,18 +151,18 @@ impl Stream {
         &self.path
     }
 
-    /// Bytes that were read of the input itself.
+    /// Bytes read from the raw input, before decompression.
     pub(super) fn taken(&self) -> u64 {
         self.taken.bytes.load(Ordering::Relaxed)
     }
 
-    /// Appends up to so many bytes; fewer only at the end.
+    /// Appends up to `bytes` bytes, fewer only at the end.
     pub(super) fn read_up_to(&mut self, bytes: usize, to: &mut Vec<u8>) -> Result<(), DataError> {
         let read = (&mut self.reader).take(bytes as u64).read_to_end(to);
         read.map(drop).map_err(|error| self.error(error))
     }
 
-    /// Damaged compression is bad data, and not a fault of the system.
+    /// Damaged compressed data is bad input, not a system error.
     fn error(&self, error: io::Error) -> DataError {
         match self.compression {
             Some(compression) if !self.taken.failed.load(Ordering::Relaxed) => {
@@ -174,7 +174,7 @@ impl Stream {
     }
 }
 
-/// A stream with a buffer, for readers that look at bytes.
+/// A buffered stream with lookahead.
 pub(super) struct Buffered {
     stream: Stream,
     buffer: Vec<u8>,
@@ -190,7 +190,7 @@ impl Buffered {
         &self.stream
     }
 
-    /// The next bytes; empty at the end alone.
+    /// The next bytes. Empty only at the end.
     pub(super) fn bytes(&mut self) -> Result<&[u8], DataError> {
         if self.at == self.buffer.len() {
             self.buffer.clear();
@@ -200,7 +200,7 @@ impl Buffered {
         Ok(&self.buffer[self.at..])
     }
 
-    /// The next byte; none at the end.
+    /// The next byte. `None` at the end.
     pub(super) fn peek(&mut self) -> Result<Option<u8>, DataError> {
         Ok(self.bytes()?.first().copied())
     }

@@ -1,4 +1,4 @@
-//! Made-up text, for tests of scale.
+//! Synthetic text, for tests at scale.
 
 use super::encode::Chunk;
 use super::output::Output;
@@ -10,23 +10,23 @@ use std::path::PathBuf;
 use storm_files::StagedDirectory;
 use storm_graph::random::Random;
 
-/// Different words. Few of them make most of the text, as in a language.
+/// Distinct words. As in natural language, a few of them make up most of the text.
 const WORDS: usize = 4096;
-/// Words of a document.
+/// Words per document.
 const DOCUMENT_WORDS: usize = 1000;
 
-/// Text of made-up words, of which every byte is a token.
+/// Text of random words in which every byte is a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntheticText {
-    /// Tokens, at least so many.
+    /// Minimum number of tokens.
     pub tokens: u64,
-    /// The directory to make.
+    /// The directory to create.
     pub out: PathBuf,
     /// How blocks are compressed.
     pub codec: Codec,
 }
 
-/// Makes a dataset of made-up text. The same options give the same bytes.
+/// Creates a dataset of synthetic text. The same options give the same bytes.
 ///
 /// # Errors
 /// The directory exists or cannot be written.

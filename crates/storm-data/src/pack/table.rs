@@ -1,11 +1,11 @@
-//! Records in the rows of a Parquet file.
+//! Records in a Parquet file.
 
 use super::records::{Raw, Records};
 use crate::table::{IfDamaged, Table, TableItem};
 use crate::{DataError, RecordPlace, WorkerCommand};
 use std::path::Path;
 
-/// The rows of a file, counted from one.
+/// The rows of a file, counted from 1.
 pub(super) struct TableRows {
     table: Table,
     file_bytes: u64,
@@ -24,7 +24,7 @@ impl TableRows {
 }
 
 impl Records for TableRows {
-    /// The share of the rows: which bytes they come from is not known here.
+    /// Estimated from the number of rows, because their bytes in the file are not known here.
     fn taken(&self) -> u64 {
         let share = u128::from(self.file_bytes) * u128::from(self.number);
         let taken = share / u128::from(self.table.rows().max(1));

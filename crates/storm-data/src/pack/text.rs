@@ -5,13 +5,13 @@ use super::input::{Content, Job, Piece};
 use super::stream::Stream;
 use crate::DataError;
 
-/// What separates documents in a file of text, with the line breaks around it.
+/// Separates documents in a text file, together with the line breaks around it.
 const SEPARATOR: &str = "<|endoftext|>";
 const LINE_BREAKS: [char; 2] = ['\r', '\n'];
 
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Reads a file of documents; stops early if `emit` says that no more is needed.
+/// Reads a file of documents. Stops early if `emit` returns false.
 pub(super) fn read(
     mut stream: Stream,
     emit: &mut dyn FnMut(Job) -> bool,
@@ -31,7 +31,7 @@ pub(super) fn read(
     Ok(wanted)
 }
 
-/// What is wrong with a file that is not text; none if all of it is.
+/// The error of a file that is not valid text. `None` if all of it is valid.
 pub(super) fn problem(mut stream: Stream) -> Result<Option<DataError>, DataError> {
     match read_valid(&mut stream, &mut |_, valid, _| Some(valid.len())) {
         Ok(()) => Ok(None),
@@ -40,8 +40,8 @@ pub(super) fn problem(mut stream: Stream) -> Result<Option<DataError>, DataError
     }
 }
 
-/// Hands what was read and not taken yet to `take`, and whether the file ends with it. `take` says how many bytes it took,
-/// or none if no more is needed.
+/// Passes text that was read but not taken yet to `take`, and whether the file ends with it. `take`
+/// returns how many bytes it took, or `None` to stop.
 fn read_valid(
     stream: &mut Stream,
     take: &mut dyn FnMut(&Stream, &str, bool) -> Option<usize>,
@@ -54,7 +54,7 @@ fn read_valid(
         let ends = buffer.len() == before;
         let valid = match std::str::from_utf8(&buffer) {
             Ok(text) => text,
-            // A character that the next read completes.
+            // The next read completes the character.
             Err(error) if error.error_len().is_none() && !ends => {
                 std::str::from_utf8(&buffer[..error.valid_up_to()]).unwrap_or_default()
             }
@@ -73,12 +73,12 @@ fn read_valid(
     }
 }
 
-/// Divides a file of text into documents, and long ones into pieces.
+/// Splits a text file into documents, and long ones into pieces.
 struct Cutter {
     /// Where the remaining text starts.
     place: Place,
     pieces: Vec<Piece>,
-    /// Bytes at the start of the text with no place where a piece may end, and no separator.
+    /// Bytes at the start of the text already searched, with no piece boundary and no separator.
     searched: usize,
 }
 
@@ -93,11 +93,11 @@ enum Place {
 }
 
 impl Cutter {
-    /// Takes what it can from the start of `text`, and returns how many bytes that was. At the end it
-    /// takes everything.
+    /// Takes what it can from the start of `text`, and returns how many bytes. At the end it takes
+    /// everything.
     fn cut(&mut self, text: &str, ends: bool) -> usize {
         let mut taken = 0;
-        // No separator starts in what was searched before, or right after it.
+        // No separator starts in the part already searched, or right after it.
         while let Some(at) = text[taken + self.searched..].find(SEPARATOR) {
             let end = taken + self.searched + at;
             let document = text[taken..end].trim_end_matches(LINE_BREAKS);
@@ -114,7 +114,8 @@ impl Cutter {
             }
             return text.len();
         }
-        // A possible start of a separator, with a line break before it, waits for the rest.
+        // What may be the start of a separator, with a line break before it, stays until the next
+        // read.
         let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
         if rest.len() >= PIECE_BYTES {
             let end = piece_end(&rest[..sure], self.searched);
@@ -143,7 +144,7 @@ impl Cutter {
 mod tests {
     use super::*;
 
-    /// A file of line breaks has no place where a piece may end. What was read must not be searched
+    /// A file of line breaks has no piece boundary. Text already searched must not be searched
     /// again with every read.
     #[test]
     fn a_file_of_line_breaks_is_searched_once() {
@@ -157,7 +158,7 @@ mod tests {
         let taken = cutter.cut(&text, false);
         assert_eq!(taken, text.len() - SEPARATOR.len());
         assert_eq!((cutter.searched, cutter.pieces.len()), (0, 1));
-        // A separator begins a new text.
+        // A separator starts a new text.
         assert_eq!(cutter.cut(&text[..PIECE_BYTES], false), 0);
         let separated = format!("{}{SEPARATOR}{}", &text[..PIECE_BYTES], &text[..PIECE_BYTES]);
         assert_eq!(cutter.cut(&separated, false), PIECE_BYTES + SEPARATOR.len());

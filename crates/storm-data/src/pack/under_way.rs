@@ -1,17 +1,17 @@
-//! A bound on input that was read but not written yet.
+//! A limit on input that was read but not written yet.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The most input in flight: the longest record, or two pieces per thread if that is more.
+/// Limit on input in flight: the longest record, or two pieces per thread if that is more.
 pub(super) fn bytes_max(threads: usize) -> u64 {
     let for_threads = 2 * super::cut::PIECE_BYTES as u64 * threads as u64;
     for_threads.max(super::records::RECORD_BYTES_MAX)
 }
 
-/// Bytes of input between its reader and its writer.
+/// Bytes of input between the reader and the writer.
 pub(super) struct UnderWay {
     state: Mutex<State>,
-    /// Bytes were written, or the writer has ended.
+    /// Signaled when bytes were written, or the writer has stopped.
     changed: Condvar,
     bytes_max: u64,
 }
@@ -27,8 +27,8 @@ impl UnderWay {
         UnderWay { state: Mutex::default(), changed: Condvar::new(), bytes_max }
     }
 
-    /// Waits until there is room for this many bytes, or nothing else is in flight. False if the writer has
-    /// ended.
+    /// Waits until there is room for this many bytes, or nothing else is in flight. Returns false
+    /// if the writer has stopped.
     pub(super) fn enter(&self, bytes: u64) -> bool {
         let is_full = |state: &mut State| {
             !state.closed && state.bytes > 0 && state.bytes + bytes > self.bytes_max
@@ -39,13 +39,13 @@ impl UnderWay {
         !state.closed
     }
 
-    /// This many bytes were written.
+    /// Called after this many bytes were written.
     pub(super) fn leave(&self, bytes: u64) {
         self.lock().bytes -= bytes;
         self.changed.notify_one();
     }
 
-    /// The writer has ended.
+    /// Called when the writer stops.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_one();

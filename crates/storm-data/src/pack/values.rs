@@ -1,4 +1,4 @@
-//! Records in one JSON value: an array of them, or one; or several one after another.
+//! Records in JSON files: an array of values, or one or more values in sequence.
 
 use super::records::{RECORD_BYTES_MAX, Raw, Records, too_long};
 use super::stream::{Buffered, Stream};
@@ -6,13 +6,13 @@ use crate::{DataError, RecordPlace};
 
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
-/// The values of a file, counted from one. Where each ends is all that is looked for: whether it is JSON shows when it
-/// is parsed.
+/// The values of a file, counted from 1. This only finds where each value ends. Whether it is valid
+/// JSON is checked when it is parsed.
 pub(super) struct Values {
     input: Buffered,
     number: u64,
     place: Place,
-    /// The value that is being passed over or read.
+    /// State of the value being read or skipped.
     scan: Scan,
 }
 
@@ -22,20 +22,20 @@ enum Place {
     Start,
     /// Before a value of an array, or its end.
     Array,
-    /// Before a value that stands alone, or the end of the file.
+    /// Before a top-level value, or the end of the file.
     Sequence,
     /// After the array.
     End,
 }
 
-/// How far a value was looked at.
+/// The scanner's state within a value.
 #[derive(Clone, Copy, Default)]
 struct Scan {
     /// Open brackets.
     depth: u64,
     is_string: bool,
     is_escape: bool,
-    /// It is too long, and its rest is yet to be passed over.
+    /// It is too long, and the rest of it is still to be skipped.
     is_passed_over: bool,
 }
 
@@ -60,7 +60,7 @@ impl Values {
         Ok(byte)
     }
 
-    /// The next byte that is not white space, which stays.
+    /// The next byte that is not white space, without taking it.
     fn peek_value(&mut self) -> Result<Option<u8>, DataError> {
         while let Some(byte) = self.input.peek()? {
             match byte {
@@ -71,7 +71,7 @@ impl Values {
         Ok(None)
     }
 
-    /// Goes to where a value begins; false at the end.
+    /// Moves to the start of the next value. Returns false at the end.
     fn find_value(&mut self) -> Result<bool, DataError> {
         if self.place == Place::Start {
             if self.input.bytes()?.starts_with(&BYTE_ORDER_MARK) {
@@ -122,7 +122,8 @@ impl Values {
             let scan = &mut self.scan;
             let is_bare = scan.depth == 0 && !scan.is_string;
             let is_first = is_bare && to.is_empty() && !scan.is_passed_over;
-            // A number or a word ends before what follows it; a record is neither, but has its place.
+            // A number or literal ends before the byte that follows it. It cannot be a record, but
+            // still counts as one.
             if is_bare
                 && !is_first
                 && matches!(byte, b',' | b']' | b'}' | b' ' | b'\n' | b'\r' | b'\t')
@@ -145,7 +146,7 @@ impl Values {
 }
 
 impl Scan {
-    /// Looks at the next byte; says whether the value ends with it.
+    /// Scans the next byte. Returns whether the value ends with it.
     fn ends_with(&mut self, byte: u8) -> bool {
         if self.is_string {
             match byte {

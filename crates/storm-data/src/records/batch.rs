@@ -2,13 +2,13 @@
 
 use super::column::{Column, ColumnKind, ColumnType, Place, RecordLayout, check_range};
 
-/// A batch in reusable buffers. Rows from [`RecordBatch::rows`] on hold no data: they are zero, and classes are
-/// [`storm_graph::IGNORE_INDEX`].
+/// A batch in reusable buffers. Rows from [`RecordBatch::rows`] on are padding: they are zero, and
+/// classes are [`storm_graph::IGNORE_INDEX`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordBatch {
     /// Rows that hold data.
     pub rows: usize,
-    /// Of each row: the number of its record in the dataset, as low and high half, and the epoch.
+    /// For each row: the number of its record in the dataset, as low and high half, and the epoch.
     pub samples: Vec<[i32; 3]>,
     columns: Vec<BatchColumn>,
 }
@@ -16,16 +16,16 @@ pub struct RecordBatch {
 /// One column of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchColumn {
-    /// Its name, elements and shape, without the dimension of rows.
+    /// Its name, element type and shape, without the row dimension.
     pub column: Column,
-    /// The rows one after another, little-endian.
+    /// The rows, concatenated and little-endian.
     pub bytes: Vec<u8>,
-    /// For columns without a fixed size: where each row ends in `bytes`.
+    /// For columns of varying size: where each row ends in `bytes`.
     pub ends: Vec<usize>,
 }
 
 impl RecordBatch {
-    /// The bytes of a column's rows one after another.
+    /// A column by name.
     pub fn column(&self, name: &str) -> Option<&BatchColumn> {
         self.columns.iter().find(|column| column.column.name == name)
     }
@@ -35,12 +35,12 @@ impl RecordBatch {
         &self.columns
     }
 
-    /// All columns, whose bytes may be taken: the loader makes them anew.
+    /// All columns. The caller may take their bytes, because the loader allocates them again.
     pub fn columns_mut(&mut self) -> &mut [BatchColumn] {
         &mut self.columns
     }
 
-    /// Makes room for so many rows of a dataset's records, none of which hold data yet.
+    /// Makes room for this many rows, all empty.
     pub(super) fn prepare(&mut self, layout: &RecordLayout, rows: usize) {
         let same = self.columns.iter().map(|column| &column.column).eq(layout.columns());
         if !same {
@@ -63,7 +63,7 @@ impl RecordBatch {
         }
     }
 
-    /// Copies a record into a row; rows come one after another.
+    /// Appends a record as the next row.
     pub(super) fn push(&mut self, record: &[u8], layout: &RecordLayout) -> Result<(), String> {
         for (column, place) in self.columns.iter_mut().zip(layout.places()) {
             match *place {
@@ -84,7 +84,7 @@ impl RecordBatch {
         Ok(())
     }
 
-    /// Copies a row of columns of i32, of which there may be more than the batch has.
+    /// Appends a row of i32 columns. `values` may have more columns than the batch.
     pub(super) fn push_ids<'a>(&mut self, values: impl IntoIterator<Item = &'a [i32]>) {
         for (column, values) in self.columns.iter_mut().zip(values) {
             let bytes = 4 * values.len();
@@ -96,7 +96,7 @@ impl RecordBatch {
         self.rows += 1;
     }
 
-    /// Marks the rows that are left as empty.
+    /// Fills the remaining rows with padding.
     pub(super) fn finish(&mut self) {
         let rows = self.samples.len();
         for column in &mut self.columns {
@@ -132,7 +132,7 @@ impl BatchColumn {
         }
     }
 
-    /// The values of a column of i32.
+    /// The values, if this is a column of i32.
     pub fn to_i32(&self) -> Option<Vec<i32>> {
         let is_i32 = self.column.dtype == ColumnType::I32;
         is_i32.then(|| self.values().collect())

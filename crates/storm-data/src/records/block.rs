@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_host::PageBuffer;
 
-/// The records of a block, decompressed and checked.
+/// The records of a block, verified and decompressed.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Always there, except while it is dropped.
+    /// `None` only while it is dropped.
     buffer: Option<PageBuffer>,
     buffers: Arc<Buffers>,
     raw_bytes: usize,
@@ -18,7 +18,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Takes the raw bytes of a block whose checksum was right, at the beginning of `buffer`.
+    /// Takes the raw bytes of a verified block, at the beginning of `buffer`.
     pub(super) fn new(
         buffer: PageBuffer,
         buffers: &Arc<Buffers>,
@@ -74,7 +74,7 @@ impl Drop for Block {
     }
 }
 
-/// Whether a record that was read without the rest of its block is as it was written.
+/// Verifies the checksum of a record that was read without the rest of its block.
 pub(super) fn is_intact(record: &[u8]) -> bool {
     let (bytes, checksum) = record.split_at(record.len() - CHECKSUM_BYTES);
     u32_at(checksum, 0) == crc32fast::hash(bytes)

@@ -1,26 +1,26 @@
-//! How the bytes of a block are compressed.
+//! Compression of blocks.
 
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// Levels above this one gain a few percent and take several times as long.
+/// Higher levels gain a few percent and take several times as long.
 const ZSTD_LEVEL: i32 = 3;
 
-/// How a block is compressed. A block that a codec cannot shorten is stored as it is.
+/// How a block is compressed. A block that does not shrink is stored as is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Codec {
-    /// Not at all.
+    /// No compression.
     #[default]
     None,
-    /// Zstandard: smaller.
+    /// Zstandard: smaller files.
     Zstd,
-    /// LZ4: quicker to read.
+    /// LZ4: faster to read.
     Lz4,
 }
 
 impl Codec {
-    /// In a word.
+    /// Its name in options and messages.
     pub fn name(self) -> &'static str {
         match self {
             Codec::None => "none",
@@ -41,7 +41,7 @@ impl Codec {
         [Codec::None, Codec::Zstd, Codec::Lz4].into_iter().find(|codec| codec.code() == code)
     }
 
-    /// The compressed bytes; none if they should be stored as they are.
+    /// The compressed bytes. `None` if the block should be stored as is.
     pub(super) fn compress(self, raw: &[u8]) -> io::Result<Option<Vec<u8>>> {
         let stored = match self {
             Codec::None => return Ok(None),
@@ -51,7 +51,7 @@ impl Codec {
         Ok((stored.len() < raw.len()).then_some(stored))
     }
 
-    /// Fills `raw` completely from compressed bytes.
+    /// Decompresses into `raw`, which must be filled completely.
     pub(super) fn decompress(self, stored: &[u8], raw: &mut [u8]) -> Result<(), String> {
         let expected = raw.len();
         let length =

@@ -1,37 +1,37 @@
-//! What a record is made of.
+//! The columns of a record.
 
 use serde::{Deserialize, Serialize};
 use storm_graph::DType;
 
-/// The longest record.
+/// Size limit of a record.
 pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
-/// The most columns of a dataset.
+/// Limit on columns of a dataset.
 const COLUMNS_MAX: usize = 64;
-/// The most dimensions of a column.
+/// Limit on dimensions of a column.
 const DIMENSIONS_MAX: usize = 8;
-/// The longest name of a column.
+/// Limit on the length of a column name.
 const NAME_BYTES_MAX: usize = 64;
 /// The checksum at the end of a record.
 pub(super) const CHECKSUM_BYTES: usize = 4;
 
-/// How an element of a column is stored, little-endian.
+/// The element type of a column, stored little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColumnType {
-    /// A byte.
+    /// An unsigned byte.
     U8,
     /// A signed byte.
     I8,
-    /// A whole number.
+    /// A 32-bit signed integer.
     I32,
     /// IEEE single precision.
     F32,
-    /// The upper half of an f32.
+    /// bfloat16.
     Bf16,
 }
 
 impl ColumnType {
-    /// As tensors have it.
+    /// The corresponding tensor type.
     pub fn dtype(self) -> DType {
         match self {
             ColumnType::U8 => DType::U8,
@@ -43,7 +43,7 @@ impl ColumnType {
     }
 }
 
-/// Whether all records have the same size in a column.
+/// Whether a column has the same size in all records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColumnKind {
@@ -57,15 +57,15 @@ pub enum ColumnKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
-    /// Its name, which is also that of the model's input.
+    /// Its name, which is also the name of the model input.
     pub name: String,
-    /// Its elements.
+    /// Its element type.
     pub dtype: ColumnType,
-    /// The shape of one record's array; empty for a single number, and for bytes.
+    /// The shape of one record's array. Empty for scalars and for bytes.
     pub shape: Vec<usize>,
-    /// Of the same size in every record, or not.
+    /// Whether its size is fixed.
     pub kind: ColumnKind,
-    /// Values are at least 0 and below this; for labels.
+    /// Values are in `0..below`, for labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<u32>,
 }
@@ -77,7 +77,7 @@ impl Column {
         Column { name, dtype, shape, kind: ColumnKind::Fixed, below: None }
     }
 
-    /// A class, as an i32 from 0 to below `classes`.
+    /// A class label, as an i32 in `0..classes`.
     pub fn label(name: &str, classes: u32) -> Column {
         Column { below: Some(classes), ..Column::fixed(name, ColumnType::I32, &[]) }
     }
@@ -88,7 +88,7 @@ impl Column {
         Column { name: name.to_owned(), dtype, shape, kind: ColumnKind::Bytes, below: None }
     }
 
-    /// Bytes in a record; none for columns without a fixed size, and for sizes that no record has.
+    /// Bytes in a record. `None` for columns of varying size, and on overflow.
     pub(super) fn record_bytes(&self) -> Option<usize> {
         if self.kind == ColumnKind::Bytes {
             return None;
@@ -127,15 +127,15 @@ impl Column {
     }
 }
 
-/// Where the columns are in a record: the fixed ones, then the length of each other one as `u32`, then their bytes, and
-/// a CRC-32 of all that.
+/// Where the columns are in a record: the fixed ones, then the length of each varying one as `u32`,
+/// then the bytes of those, and a CRC-32 of it all.
 #[derive(Clone, Debug)]
 pub(super) struct RecordLayout {
     columns: Vec<Column>,
-    /// Of each column: its place among the fixed ones, or its number among the others.
+    /// For each column: its offset among the fixed ones, or its index among the varying ones.
     places: Vec<Place>,
     fixed_bytes: usize,
-    /// Columns without a fixed size.
+    /// Number of columns of varying size.
     varying: usize,
 }
 
@@ -163,7 +163,7 @@ impl RecordLayout {
         }
     }
 
-    /// Of columns that need no check, because no file has them.
+    /// For columns that need no check, because they do not come from a file.
     pub(super) fn of_columns(columns: &[Column]) -> RecordLayout {
         let (mut fixed_bytes, mut varying) = (0, 0);
         let place = |column: &Column| match column.record_bytes() {
@@ -188,12 +188,12 @@ impl RecordLayout {
         &self.places
     }
 
-    /// Bytes of a record whose other columns are empty.
+    /// Bytes of a record whose varying columns are empty.
     pub(super) fn record_bytes_min(&self) -> usize {
         self.fixed_bytes + 4 * self.varying + CHECKSUM_BYTES
     }
 
-    /// Bytes of every record, if they are all alike.
+    /// Bytes of every record, if all have the same size.
     pub(super) fn record_bytes(&self) -> Option<usize> {
         (self.varying == 0).then(|| self.record_bytes_min())
     }
@@ -233,7 +233,7 @@ impl RecordLayout {
         Ok(())
     }
 
-    /// The bytes of a column without a fixed size, of a record that may be damaged.
+    /// The bytes of a varying column, of a record that may be damaged.
     pub(super) fn varying<'a>(&self, record: &'a [u8], number: usize) -> Option<&'a [u8]> {
         let length = |number: usize| {
             let at = self.fixed_bytes + 4 * number;
@@ -249,7 +249,7 @@ impl RecordLayout {
     }
 }
 
-/// Checks values that have a bound.
+/// Checks that values are below the column's limit.
 pub(super) fn check_range(column: &Column, value: &[u8]) -> Result<(), String> {
     let Some(below) = column.below else { return Ok(()) };
     for four in value.as_chunks().0 {

@@ -1,33 +1,34 @@
-//! What a thread that reads has done. It counts; any other may look meanwhile.
+//! Counters of reader threads. Each thread updates its own. Other threads may read them at any
+//! time.
 
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts of one thread.
+/// Counters of one thread.
 #[derive(Debug, Default)]
 pub(super) struct ReadCounters([AtomicU64; COUNTS]);
 
 /// What is counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Count {
-    /// Blocks and single records that were read.
+    /// Blocks and single records read.
     Reads,
-    /// Bytes of them on disk.
+    /// Bytes read from disk.
     Bytes,
-    /// Reads in flight whenever one was waited for, added up.
+    /// Sum of the reads in flight, sampled at each wait.
     InFlight,
     /// Nanoseconds of waiting for the disk.
     ReadingNs,
-    /// Nanoseconds in checksums and decompression.
+    /// Nanoseconds spent on checksums and decompression.
     DecodingNs,
-    /// Bytes that came of these.
+    /// Bytes produced by decompression.
     DecodedBytes,
-    /// Wanted blocks that were in memory already.
+    /// Wanted blocks that were already in memory.
     Found,
-    /// Nanoseconds from beginning a batch to its end, and in reading along with it.
+    /// Nanoseconds spent assembling batches, including their prefetch.
     WorkingNs,
-    /// Nanoseconds of the slowest batch since the counters were last read.
+    /// Nanoseconds of the slowest batch since this was last read.
     LongestNs,
 }
 
@@ -56,41 +57,42 @@ impl ReadCounters {
     }
 }
 
-/// What loading has cost so far.
+/// Loading statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoaderStatistics {
     /// Batches returned.
     pub batches: u64,
-    /// Of those, the ones that were not ready.
+    /// Batches that were not ready when requested.
     pub stalls: u64,
-    /// Nanoseconds that the caller waited for them.
+    /// Nanoseconds that the caller waited for batches.
     pub stalled_ns: u64,
-    /// Blocks and single records that were read.
+    /// Blocks and single records read.
     pub reads: u64,
-    /// Wanted blocks that were in memory already, where each record's block is wanted by itself.
+    /// Wanted blocks that were already in memory. Counted only where blocks are looked up per
+    /// record.
     pub found: u64,
     /// Bytes read from disk.
     pub read_bytes: u64,
-    /// Reads in flight whenever a worker waited for one, added up over all reads.
+    /// Sum of the reads in flight, sampled whenever a worker waited for one.
     pub in_flight: u64,
-    /// Nanoseconds that workers waited for the disk, all together.
+    /// Nanoseconds that workers waited for the disk, summed over workers.
     pub reading_ns: u64,
-    /// Nanoseconds of workers in checksums and decompression, all together.
+    /// Nanoseconds that workers spent on checksums and decompression, summed over workers.
     pub decoding_ns: u64,
-    /// Bytes that came of checksums and decompression.
+    /// Bytes produced by decompression.
     pub decoded_bytes: u64,
-    /// Nanoseconds that workers had a batch to make, all together.
+    /// Nanoseconds that workers spent assembling batches, summed over workers.
     pub working_ns: u64,
-    /// Batches that are prepared ahead now.
+    /// Batches currently prepared ahead.
     pub ahead: u64,
-    /// Nanoseconds of the slowest batch among those that decided how many are prepared ahead.
+    /// Nanoseconds of the slowest batch in the last measurement that set `ahead`.
     pub longest_ns: u64,
-    /// Nanoseconds for which the caller used each of them; 0 before the first measurement.
+    /// Nanoseconds that the caller used each batch in that measurement. 0 before the first.
     pub interval_ns: u64,
 }
 
 impl LoaderStatistics {
-    /// With what threads have counted.
+    /// Adds the counters of threads.
     pub(super) fn of<'a>(
         mut self,
         counters: impl Iterator<Item = &'a ReadCounters>,
@@ -108,23 +110,23 @@ impl LoaderStatistics {
         self
     }
 
-    /// The share of wanted blocks that were in memory already.
+    /// Fraction of wanted blocks that were already in memory.
     pub fn found_share(&self) -> f64 {
         self.found as f64 / (self.found + self.reads).max(1) as f64
     }
 
-    /// Reads that each worker had in flight on average, the one that it waited for included.
+    /// Average reads in flight per worker, including the one it waited for.
     pub fn mean_in_flight(&self) -> f64 {
         self.in_flight as f64 / self.reads.max(1) as f64
     }
 
-    /// Bytes per second that one worker decodes.
+    /// Decoding throughput of one worker, in bytes per second.
     pub fn decoding_bytes_per_second(&self) -> f64 {
         1e9 * self.decoded_bytes as f64 / self.decoding_ns.max(1) as f64
     }
 }
 
-/// Both together; what is not a count is that of the other.
+/// Adds the counts. Other fields are taken from `other`.
 impl Add for LoaderStatistics {
     type Output = LoaderStatistics;
 
@@ -146,7 +148,7 @@ impl Add for LoaderStatistics {
     }
 }
 
-/// What was added since; what is not a count stays as it is.
+/// Subtracts the counts. Other fields are taken from `self`.
 impl Sub for LoaderStatistics {
     type Output = LoaderStatistics;
 

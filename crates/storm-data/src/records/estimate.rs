@@ -1,4 +1,5 @@
-//! What to expect of a loader: how fast each stage from disk to model is, where that ends, and what it takes.
+//! Predicts the performance of a loader: the rate of each stage from disk to model, the bottleneck,
+//! and the memory needed.
 
 use super::loader::{
     Content, Memory, RecordLoaderOptions, TokenRows, batches_ahead, data_ram_to_hold,
@@ -12,24 +13,24 @@ use std::sync::Arc;
 use std::time::Duration;
 use storm_host::show_bytes;
 
-/// Batches on the device: one that is used and one that arrives.
+/// Batches on the device: one in use and one arriving.
 const DEVICE_BATCHES: u64 = 2;
 /// The stages from disk to a batch.
 const READING: &str = "reading";
 const DECODING: &str = "decoding";
 
-/// What a run is to do with the rows: records, or rows of tokens.
+/// The load of a run, in rows: records, or rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecordDemand {
-    /// Rows of an epoch: those of the dataset, or of a larger one like it.
+    /// Rows of an epoch, of this dataset or of a larger one like it.
     pub records: u64,
-    /// Rows per second that the model takes, if that is known.
+    /// Rows per second that the model consumes, if known.
     pub rate: Option<f64>,
-    /// Bytes per second that go to the device, if that is known.
+    /// Transfer rate to the device in bytes per second, if known.
     pub bus_bytes_per_second: Option<f64>,
 }
 
-/// A part of the way from disk to model.
+/// A stage from disk to model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordStage {
     /// Its name.
@@ -39,42 +40,42 @@ pub struct RecordStage {
 }
 
 impl RecordStage {
-    /// Whether it belongs to the way from disk to a batch.
+    /// Whether it is one of the stages from disk to a batch.
     pub fn is_loading(&self) -> bool {
         [READING, DECODING].contains(&self.name)
     }
 }
 
-/// What to expect.
+/// The predicted performance of a loader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordEstimate {
     /// Bytes of the dataset on disk.
     pub disk_bytes: u64,
-    /// Bytes of blocks in memory, at most.
+    /// Maximum bytes of blocks in memory.
     pub block_bytes: u64,
-    /// Batches that are prepared ahead: those that the model uses while one is read and decoded.
+    /// Batches prepared ahead: as many as the model uses while one is read and decoded.
     pub ahead: usize,
-    /// Bytes of them.
+    /// Bytes of the batches prepared ahead.
     pub ahead_bytes: u64,
     /// Bytes on the device: two batches.
     pub device_bytes: u64,
-    /// All of the part stays in memory after the first epoch.
+    /// Whether the whole part stays in memory after the first epoch.
     pub is_resident: bool,
-    /// The share of wanted blocks that are in memory already, where each record's block is wanted by itself.
+    /// Fraction of wanted blocks that are already in memory. 0 unless the order is global.
     pub found_share: f64,
-    /// Threads that read, and the most reads that each has in flight.
+    /// Reader threads.
     pub workers: usize,
-    /// See `workers`.
+    /// Queue depth of each thread.
     pub in_flight: usize,
-    /// The parts of the way, the slowest first.
+    /// The stages, slowest first.
     pub stages: Vec<RecordStage>,
-    /// Seconds of an epoch.
+    /// Seconds per epoch.
     pub epoch_seconds: f64,
-    /// What would help.
+    /// How to make it faster.
     pub advice: Vec<String>,
 }
 
-/// A dataset as a loader with some options would go through it.
+/// Predicts the performance of a loader for a dataset and options.
 #[derive(Debug)]
 pub struct Estimator {
     set: Arc<RecordSet>,
@@ -83,7 +84,7 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// Of records.
+    /// For records.
     ///
     /// # Errors
     /// If the part is empty, or an option is out of range.
@@ -96,7 +97,7 @@ impl Estimator {
         Ok(Estimator { set, options, content })
     }
 
-    /// Of rows of tokens, whose stream is in `set`.
+    /// For rows of tokens, whose stream is in `set`.
     pub(crate) fn of_tokens(
         set: Arc<RecordSet>,
         options: RecordLoaderOptions,
@@ -112,12 +113,12 @@ impl Estimator {
         self.content.part.rows
     }
 
-    /// How it is read.
+    /// The read method in use.
     pub fn reading_path(&self) -> ReadingPath {
         self.set.reading_path()
     }
 
-    /// Whether all of it stays in memory once it was read.
+    /// Whether all of it stays in memory once read.
     ///
     /// # Errors
     /// If `data_ram` is too small.
@@ -125,8 +126,8 @@ impl Estimator {
         Ok(Memory::new(&self.set, &self.content.load, &self.options)?.fits)
     }
 
-    /// Reads parts of it for a second and a half, and longer where compressed blocks fill `data_ram` slowly. This takes as
-    /// much memory as the loader.
+    /// Measures reading for about a second and a half, and longer where compressed blocks fill
+    /// `data_ram` slowly. Uses as much memory as the loader.
     ///
     /// # Errors
     /// If a block cannot be read or is damaged.
@@ -134,7 +135,7 @@ impl Estimator {
         RecordRates::measure(&self.set, &self.content, &self.options)
     }
 
-    /// Computes what to expect of the loader on this dataset, or on a longer one like it.
+    /// Predicts the performance on this dataset, or on a larger one like it.
     ///
     /// # Errors
     /// If `data_ram` is too small.
@@ -155,11 +156,12 @@ impl Estimator {
             Order::Window | Order::Sequential => 0.0,
         };
         let mut stages = Vec::new();
-        // What fits is read once, in the first epoch.
+        // What fits in memory is read only once, in the first epoch.
         if !memory.fits {
             let threads = memory.workers as f64;
             let (reading, decoded) = match options.order {
-                // A row costs reads of records, or of blocks where blocks are compressed, unless these are still in memory.
+                // A row takes reads of records, or of whole blocks if compressed, unless they are
+                // still in memory.
                 Order::Global => {
                     let reads = rates.reads_per_row * (1.0 - found_share);
                     let decoded = match set.has_single_records() {
@@ -195,7 +197,7 @@ impl Estimator {
             let seconds = options.batch as f64 / rate;
             Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
         };
-        // All threads make batches at once.
+        // All threads assemble batches at once.
         let making = seconds(loading / memory.workers as f64);
         let ahead = batches_ahead(making, seconds(used), memory.depth_max);
         Ok(RecordEstimate {
@@ -215,12 +217,12 @@ impl Estimator {
     }
 }
 
-/// Bytes of what rows lie in.
+/// Average sizes in bytes.
 struct Form {
-    /// Of a row's share of the blocks, on disk and after decompression.
+    /// A row's share of the blocks, on disk and after decompression.
     stored: f64,
     raw: f64,
-    /// Of a block and of a record, after decompression.
+    /// A block and a record, after decompression.
     block_bytes: f64,
     record_bytes: f64,
 }
@@ -245,7 +247,7 @@ fn advice(stages: &[RecordStage], order: Order, enough: u64) -> Vec<String> {
     if !stages.first().is_some_and(RecordStage::is_loading) {
         return Vec::new();
     }
-    // Shown with two decimals.
+    // Rounded up, because only two decimals are shown.
     let enough = show_bytes(enough + enough / 100);
     let fits = format!("give it a data-ram of {enough}: all of it then stays in memory");
     let other = match order {

@@ -1,31 +1,31 @@
-//! Reads that go wrong on purpose, for tests.
+//! Fault injection for reads, for tests.
 
 use std::fmt::Debug;
 use std::io;
 use std::path::Path;
 
-/// What the system is made to have done with one read.
+/// A simulated fault of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFault {
-    /// It failed with this error number.
+    /// It fails with this errno.
     Fails(i32),
-    /// It read no more than so many bytes.
+    /// It reads at most this many bytes.
     Short(usize),
-    /// It changed a bit of the byte at this place.
+    /// It flips a bit of the byte at this offset.
     Corrupt(usize),
 }
 
-/// Decides which reads go wrong. A read that should be slow waits here.
+/// Decides which reads fail. To simulate a slow read, block here.
 pub trait ReadFaults: Debug + Send + Sync {
-    /// Called with the result of every read that the system did: of which file, from where, how many bytes. Reads that
-    /// follow from a fault, such as of the rest, count too.
+    /// Called after every read with the file, the offset and the length. Reads that follow from a
+    /// fault, such as of the rest, count too.
     fn next(&self, path: &Path, at: u64, bytes: usize) -> Option<ReadFault>;
 }
 
-/// Fills what was not read, so that nothing is right by accident.
+/// Fills bytes that were not read, so that they are never correct by accident.
 const GARBAGE: u8 = 0xa5;
 
-/// The result of a read with the fault that was decided on.
+/// Applies a fault to the result of a read.
 pub(super) fn apply(
     fault: Option<ReadFault>,
     bytes: &mut [u8],

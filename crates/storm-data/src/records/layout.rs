@@ -1,26 +1,27 @@
 //! The layout of a shard of records.
 //!
-//! A header of [`PAGE_BYTES`], then blocks, each padded with zeros to a multiple of [`PAGE_BYTES`], and at the end
-//! the index with an entry of [`ENTRY_BYTES`] for each block. A block holds whole records one after another; where
-//! their sizes vary, the start of each inside the block comes first, as `u32`. All numbers are little-endian.
+//! A header of [`PAGE_BYTES`], then blocks, each padded with zeros to a multiple of [`PAGE_BYTES`],
+//! and at the end the index with an entry of [`ENTRY_BYTES`] per block. A block holds whole
+//! records. Where their sizes vary, it begins with the offset of each record as `u32`. All numbers
+//! are little-endian.
 
 use super::codec::Codec;
 use super::column::{RECORD_BYTES_MAX, RecordLayout};
 
-/// What a direct read is aligned to.
+/// Alignment of direct reads.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes of records after which a block ends.
+/// Target size of a block.
 pub const BLOCK_BYTES: usize = 256 << 10;
-/// The longest block, unless one record alone is longer.
+/// Size limit of a block, unless a single record is larger.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
-/// The most blocks of a shard. Bounds the memory of its index.
+/// Limit on blocks of a shard. Bounds the memory of its index.
 pub(super) const SHARD_BLOCKS_MAX: u64 = 1 << 20;
 pub(super) const ENTRY_BYTES: usize = 32;
 
 const MAGIC: [u8; 8] = *b"STORMSHD";
 const VERSION: u32 = 2;
 const KIND_RECORDS: u32 = 2;
-/// Where the header's own checksum is.
+/// Offset of the header's own checksum.
 const CHECKSUM_AT: usize = PAGE_BYTES - 4;
 
 /// The contents of a header.
@@ -28,7 +29,7 @@ const CHECKSUM_AT: usize = PAGE_BYTES - 4;
 pub(super) struct Header {
     pub(super) records: u64,
     pub(super) blocks: u64,
-    /// Where the index begins.
+    /// Offset of the index.
     pub(super) index_at: u64,
     /// CRC-32 of the index.
     pub(super) index_checksum: u32,
@@ -74,7 +75,7 @@ impl Header {
         })
     }
 
-    /// The length of the file; none if no shard can be so long.
+    /// The length of the file. `None` if it exceeds the limits.
     pub(super) fn file_bytes(&self) -> Option<u64> {
         if self.blocks > SHARD_BLOCKS_MAX {
             return None;
@@ -86,11 +87,11 @@ impl Header {
 /// A block's entry in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Where it begins, a multiple of [`PAGE_BYTES`].
+    /// Its offset, a multiple of [`PAGE_BYTES`].
     pub(super) at: u64,
-    /// Its bytes on disk, without padding.
+    /// Bytes on disk, without padding.
     pub(super) stored_bytes: u32,
-    /// Its bytes after decompression.
+    /// Bytes after decompression.
     pub(super) raw_bytes: u32,
     pub(super) records: u32,
     pub(super) codec: Codec,
@@ -122,12 +123,12 @@ impl Entry {
         })
     }
 
-    /// Bytes on disk with padding.
+    /// Bytes on disk, with padding.
     pub(super) fn padded_bytes(&self) -> u64 {
         u64::from(self.stored_bytes).next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Whether a block of these records can have these sizes.
+    /// Checks that the sizes are consistent with the records.
     fn check(&self, layout: &RecordLayout) -> Result<(), String> {
         let (raw, stored) = (u64::from(self.raw_bytes), u64::from(self.stored_bytes));
         let records = u64::from(self.records);
@@ -155,7 +156,7 @@ impl Entry {
     }
 }
 
-/// Parses the index and checks it: blocks follow each other from the header to the index.
+/// Parses the index, and checks that blocks are contiguous from the header to the index.
 pub(super) fn parse_index(
     bytes: &[u8],
     header: &Header,

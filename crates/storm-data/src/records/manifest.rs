@@ -10,15 +10,15 @@ use crate::{DataError, Split};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What the manifest calls its kind.
+/// The kind in the manifest.
 pub(crate) const KIND: &str = "records";
 
-/// The most shards of a dataset.
+/// Limit on shards of a dataset.
 pub(crate) const SHARDS_MAX: usize = 100_000;
-/// The most names of classes.
+/// Limit on class names.
 const CLASS_NAMES_MAX: usize = 1 << 20;
 
-/// What a dataset of version 2 is made of.
+/// The contents of a dataset of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Kind {
@@ -29,7 +29,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordShardInfo {
-    /// Which part its records belong to.
+    /// The part that its records belong to.
     pub part: Split,
     /// Records in it.
     pub records: u64,
@@ -39,51 +39,52 @@ pub struct RecordShardInfo {
     pub bytes: u64,
     /// Checksum of its index.
     pub checksum: u32,
-    /// Checksum of the checksums of its records, so that the dataset's id says what is in it. Those of blocks do not say it
-    /// where a block is stored as it is: of bytes that end with their own CRC-32, the CRC-32 is always the same. None in
-    /// datasets that were packed before this was kept.
+    /// Checksum over the checksums of its records, so that the dataset's id depends on its
+    /// contents. The checksums of uncompressed blocks do not: the CRC-32 of bytes that end with
+    /// their own CRC-32 is constant. `None` in datasets packed before this field existed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<u32>,
 }
 
-/// What was packed and what was left out.
+/// What was packed and what was skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordCounts {
-    /// Files.
+    /// Input files.
     pub input_files: u64,
-    /// Their bytes.
+    /// Bytes of the input files.
     pub input_bytes: u64,
     /// Records of both parts.
     pub records: u64,
-    /// Of those, held out for evaluation.
+    /// Records held out for evaluation.
     pub held_out: u64,
     /// Bytes of the records before compression.
     pub raw_bytes: u64,
-    /// Bytes of the blocks on disk, with padding.
+    /// Bytes of the blocks on disk, including padding.
     pub stored_bytes: u64,
-    /// Inputs that could not be used and were skipped.
+    /// Inputs that could not be used.
     pub skipped: u64,
 }
 
-/// Everything known about a dataset of records besides the records.
+/// The metadata of a dataset of records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordManifest {
     format: String,
     version: u32,
     kind: Kind,
-    /// What it was packed from, in words.
+    /// A description of its source.
     pub source: String,
     /// The columns of each record.
     pub columns: Vec<Column>,
-    /// Names of the classes by their numbers; empty if they have none.
+    /// Names of the classes by index. Empty if they have none.
     pub class_names: Vec<String>,
-    /// How blocks are compressed, where that makes them shorter.
+    /// How blocks are compressed. A block that would not shrink is stored as is.
     pub codec: Codec,
-    /// What went in.
+    /// What was packed.
     pub counts: RecordCounts,
-    /// Of the images of the training part; none for other records, and in datasets that were packed before this was kept.
+    /// Statistics of the training images. `None` for other records, and in datasets packed before
+    /// this field existed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub statistics: Option<ImageStatistics>,
     /// The shards, in order.
@@ -115,12 +116,12 @@ impl RecordManifest {
         }
     }
 
-    /// Whether the records are those of CIFAR-10.
+    /// Whether the source is CIFAR-10.
     pub fn is_cifar10(&self) -> bool {
         self.source == super::pack::CIFAR10
     }
 
-    /// How many times shorter blocks are than their records.
+    /// Compression ratio.
     pub fn ratio(&self) -> f64 {
         self.counts.raw_bytes as f64 / self.counts.stored_bytes.max(1) as f64
     }

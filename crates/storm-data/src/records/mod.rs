@@ -1,9 +1,10 @@
 //! Datasets of records: images with labels, or any other named columns of fixed or varying size.
 //!
-//! Records lie in blocks of about [`BLOCK_BYTES`], each compressed on its own, checksummed and aligned to
-//! [`PAGE_BYTES`], so that a block is read by one direct read past the page cache. [`RecordSet::open`] checks
-//! such a dataset, and a [`RecordLoader`] draws batches of named columns from it: each record once per epoch, in an order
-//! that depends on the seed alone, starting at any position, within a bound of memory.
+//! Records are stored in blocks of about [`BLOCK_BYTES`]. Each block is compressed on its own,
+//! checksummed and aligned to [`PAGE_BYTES`], so one direct read past the page cache reads it.
+//! [`RecordSet::open`] checks such a dataset. A [`RecordLoader`] draws batches of named columns
+//! from it: each record once per epoch, in an order that depends only on the options, starting at
+//! any position, in bounded memory.
 
 mod batch;
 mod block;

@@ -1,5 +1,5 @@
-//! The order of rows: a pure function of seed and epoch. A row is a record, or some tokens of a stream. It belongs to the
-//! block that it begins in, and may reach into blocks after that one.
+//! The order of rows: a pure function of seed and epoch. A row is a record, or some tokens of a
+//! stream. It belongs to the block that it begins in, and may extend into later blocks.
 
 use crate::loader::Shuffle;
 use serde::{Deserialize, Serialize};
@@ -7,30 +7,30 @@ use std::iter::once;
 use std::ops::Range;
 use storm_graph::random::Random;
 
-/// Blocks that are read one after another. A disk reads them nearly as quickly as any longer stretch.
+/// Consecutive blocks that are read together. A disk reads them nearly as fast as longer runs.
 pub(super) const GROUP_BLOCKS: u64 = 4;
 
-/// Keep the numbers drawn for one purpose apart from those for another.
+/// Domain separators for the random numbers.
 const OF_GROUPS: u64 = 0x6772_6f75_7073;
 const OF_PHASE: u64 = 0x0070_6861_7365;
 const OF_WINDOW: u64 = 0x7769_6e64_6f77;
 
-/// In which order rows come: records, or rows of tokens.
+/// The order of rows, which are records or rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Any row may follow any other. Each is a read of its own where the dataset does not fit in memory.
+    /// Fully random. Every row is a separate read if the dataset does not fit in memory.
     #[serde(alias = "shuffled")]
     Global,
-    /// Short stretches of blocks come in a random order, and the rows of as many as fit in memory in a random order
-    /// among each other. Reads are long.
+    /// Short runs of blocks come in random order, and rows are shuffled within a window of as many
+    /// blocks as fit in memory. Reads are long.
     Window,
-    /// As they lie on disk.
+    /// Disk order.
     Sequential,
 }
 
 impl Order {
-    /// In a word.
+    /// Its name in options and messages.
     pub fn name(self) -> &'static str {
         match self {
             Order::Global => "global",
@@ -40,12 +40,13 @@ impl Order {
     }
 }
 
-/// The blocks of a part: which they are and how many rows begin in each.
+/// The blocks of a part, and how many rows begin in each.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) blocks: Vec<u32>,
     beginning: Vec<u32>,
-    /// The last block that rows of each reach into, by its place; none if they all end where they begin.
+    /// The last block that rows of each block extend into, as an index. `None` if no row crosses
+    /// blocks.
     reach: Option<Vec<u32>>,
     pub(super) rows: u64,
 }
@@ -57,7 +58,7 @@ impl Part {
         Part { blocks, beginning: rows, reach: None, rows: sum }
     }
 
-    /// Blocks whose rows reach into others.
+    /// Blocks whose rows extend into others.
     pub(super) fn with_reach(blocks: Vec<u32>, rows: Vec<u32>, reach: Vec<u32>) -> Part {
         Part { reach: Some(reach), ..Part::new(blocks, rows) }
     }
@@ -71,14 +72,14 @@ impl Part {
         self.beginning.iter().scan(0, sum).collect()
     }
 
-    /// Blocks that a group needs at most.
+    /// Maximum blocks that a group needs.
     pub(super) fn group_blocks_max(&self) -> u64 {
         let beyond = |(at, reach): (u32, &u32)| u64::from(reach.saturating_sub(at));
         let reach = self.reach.iter().flat_map(|reach| (0..).zip(reach).map(beyond));
         GROUP_BLOCKS + reach.max().unwrap_or(0)
     }
 
-    /// Blocks after a group that its rows reach into.
+    /// Blocks after a group that its rows extend into.
     fn beyond(&self, group: &Range<usize>) -> Range<usize> {
         let reach = self.reach.as_ref().and_then(|reach| reach[group.clone()].iter().max());
         let end = reach.map_or(0, |&last| last as usize + 1);
@@ -86,12 +87,12 @@ impl Part {
     }
 }
 
-/// What decides about the order besides the epoch.
+/// What determines the order besides the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) order: Order,
     pub(super) seed: u64,
-    /// Blocks in a window; for the global order, all.
+    /// Blocks in a window. Unused in global order.
     pub(super) window_blocks: u64,
 }
 
@@ -100,12 +101,12 @@ pub(super) struct Rule {
 pub(super) struct EpochOrder {
     rule: Rule,
     epoch: u64,
-    /// Stretches of blocks, by their place in the part.
+    /// Runs of blocks, as indices into the part.
     groups: Vec<Range<usize>>,
     windows: Vec<Cut>,
 }
 
-/// A window: which groups it has.
+/// The groups and rows of a window.
 #[derive(Clone, Debug)]
 struct Cut {
     groups: Range<usize>,
@@ -115,11 +116,13 @@ struct Cut {
 /// The rows of a window and their order.
 #[derive(Debug)]
 pub(super) struct WindowOrder {
-    /// Places of its blocks in the part: those that its rows begin in, and after them those that they reach into.
+    /// Indices of its blocks in the part: those that its rows begin in, then those that they extend
+    /// into.
     pub(super) blocks: Vec<usize>,
-    /// The same places in their order, each with its place in `blocks`; none if that is the order of `blocks`.
+    /// The same indices sorted, each with its position in `blocks`. `None` if `blocks` is the
+    /// identity.
     sorted: Option<Vec<(usize, usize)>>,
-    /// Rows of the epoch that it has.
+    /// Its range of rows in the epoch.
     pub(super) rows: Range<u64>,
     /// Rows before each block that rows begin in, and in total.
     before: Vec<u64>,
@@ -171,7 +174,7 @@ impl EpochOrder {
         self.windows.len()
     }
 
-    /// The window that has a row.
+    /// The window that contains a row.
     pub(super) fn window_of(&self, row: u64) -> usize {
         self.windows.partition_point(|window| window.rows.end <= row)
     }
@@ -216,7 +219,7 @@ impl EpochOrder {
 }
 
 impl WindowOrder {
-    /// The place in the window of a block that it has, by its place in the part.
+    /// The position in the window of a block, given its index in the part.
     pub(super) fn find(&self, block: usize) -> usize {
         match &self.sorted {
             None => block,
@@ -224,7 +227,8 @@ impl WindowOrder {
         }
     }
 
-    /// The row at a place of the window: the place of its block in the window, and its number in that block.
+    /// The row at a position of the window: the position of its block in the window, and its number
+    /// in that block.
     pub(super) fn at(&self, place: u64) -> (usize, u32) {
         let number = self.shuffle.as_ref().map_or(place, |shuffle| shuffle.at(place));
         let block = self.before.partition_point(|&before| before <= number) - 1;
@@ -232,7 +236,7 @@ impl WindowOrder {
     }
 }
 
-/// Stretches of [`GROUP_BLOCKS`] blocks; the first is shorter by the phase.
+/// Runs of [`GROUP_BLOCKS`] blocks. The first is shorter by `phase`.
 fn groups(blocks: u64, phase: u64) -> impl Iterator<Item = Range<usize>> {
     (0..(blocks + phase).div_ceil(GROUP_BLOCKS)).map(move |group| {
         let start = (group * GROUP_BLOCKS).saturating_sub(phase);
@@ -241,7 +245,7 @@ fn groups(blocks: u64, phase: u64) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The fewest blocks of a window.
+/// Minimum blocks of a window.
 pub(super) const WINDOW_BLOCKS_MIN: u64 = GROUP_BLOCKS;
 
 fn mix(value: u64) -> u64 {
@@ -252,7 +256,7 @@ fn mix(value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Rows that reach into up to three blocks more; some blocks have none that begin there.
+    /// Rows that extend into up to three more blocks. In some blocks no row begins.
     fn reaching(blocks: u32) -> Part {
         let rows = (0..blocks).map(|block| block * 5 % 4).collect();
         let reach = (0..blocks).map(|block| match block * 5 % 4 {
@@ -276,7 +280,7 @@ mod tests {
             assert!(window.blocks.len() as u64 <= rule.window_blocks.max(part.group_blocks_max()));
             let rows = window.rows.end - window.rows.start;
             assert_eq!(window.before.last(), Some(&rows));
-            // Of rows that reach into other blocks, none may begin in a window.
+            // Where rows extend into other blocks, a window may have no rows.
             assert!(rows == 0 || order.window_of(window.rows.start) == number);
             all.extend((0..rows).map(|place| {
                 let (block, record) = window.at(place);

@@ -1,12 +1,12 @@
-//! Work on all cores that also works if the system refuses threads.
+//! Parallel map on all cores that still works if the system refuses threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// More threads than this gain nothing: the disk is slower.
+/// More threads gain nothing, because the disk is the bottleneck.
 const THREADS_MAX: usize = 64;
 
-/// Applies `apply` to each item, and returns the results in the order of the items. `state` is made once for each
+/// Applies `apply` to each item, and returns the results in order. `state` is created once per
 /// thread.
 pub(super) fn map<T: Sync, R: Send, S>(
     items: &[T],
@@ -26,7 +26,7 @@ pub(super) fn map<T: Sync, R: Send, S>(
     };
     let mut results = thread::scope(|scope| {
         let others = cores.min(items.len()).min(THREADS_MAX).saturating_sub(1);
-        // This thread does what is left if the system grants fewer.
+        // If the system allows fewer threads, this one does the rest.
         let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (0..others).map_while(spawn).collect();
         let mut results = work();

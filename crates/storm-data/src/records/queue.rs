@@ -1,4 +1,4 @@
-//! Reads of one thread in the order in which it wants them, as many in flight as the system allows.
+//! The reads of one thread, in order, with as many in flight as the system allows.
 
 use super::read::ShardFile;
 use std::collections::VecDeque;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use storm_host::{PageBuffer, ReadRing, RingRead};
 
-/// A queue of reads. Without io_uring, each is done when its result is asked for.
+/// A queue of reads. Without io_uring, each read runs when its result is requested.
 #[derive(Debug)]
 pub(super) struct ReadQueue {
     ring: Option<ReadRing>,
-    /// Tells everybody that io_uring is refused.
+    /// Shared by all threads of a dataset: set once io_uring is refused.
     ring_refused: Arc<AtomicBool>,
-    /// The oldest first.
+    /// Oldest first.
     pending: VecDeque<Pending>,
-    /// The number of the oldest, counted over all reads.
+    /// Sequence number of the oldest read.
     first: u64,
 }
 
@@ -29,9 +29,9 @@ struct Pending {
 
 #[derive(Debug)]
 enum State {
-    /// To be done when it is asked for.
+    /// Not started. Runs when its result is requested.
     Waiting(PageBuffer),
-    /// The ring has it, and its buffer of so many bytes.
+    /// The ring has it, with its buffer of this size.
     InFlight {
         capacity: usize,
     },
@@ -39,7 +39,7 @@ enum State {
 }
 
 impl ReadQueue {
-    /// At most so many reads in flight; one at a time if io_uring is refused.
+    /// A queue of this depth, or 1 if io_uring is refused.
     pub(super) fn new(depth: usize, ring_refused: &Arc<AtomicBool>) -> ReadQueue {
         let ring = match ring_refused.load(Ordering::Relaxed) {
             true => None,
@@ -52,12 +52,12 @@ impl ReadQueue {
         ReadQueue { ring, ring_refused, pending: VecDeque::new(), first: 0 }
     }
 
-    /// How many reads can be in flight.
+    /// How many reads can be in flight at once.
     pub(super) fn depth(&self) -> usize {
         self.ring.as_ref().map_or(1, ReadRing::depth)
     }
 
-    /// How many are begun.
+    /// How many reads are pending.
     pub(super) fn count(&self) -> usize {
         self.pending.len()
     }
@@ -92,7 +92,7 @@ impl ReadQueue {
         }
     }
 
-    /// The result of the oldest read, as soon as it is there; none if there is no read.
+    /// Waits for the result of the oldest read. `None` if there is no read.
     pub(super) fn pop(&mut self) -> Option<(PageBuffer, io::Result<()>)> {
         self.wait_for_oldest();
         let Pending { shard, at, bytes, state } = self.pending.pop_front()?;
@@ -110,7 +110,7 @@ impl ReadQueue {
         })
     }
 
-    /// Forgets all reads.
+    /// Waits for all reads and discards them.
     pub(super) fn clear(&mut self) {
         while !self.pending.is_empty() {
             self.wait_for_oldest();
@@ -126,13 +126,14 @@ impl ReadQueue {
                     let place = (done.tag - self.first) as usize;
                     self.pending[place].state = State::Done(done.buffer, done.result);
                 }
-                // Refused after all.
+                // The kernel refused after all.
                 _ => self.give_up_ring(),
             }
         }
     }
 
-    /// Does the reads that were in flight again, one at a time. The ring keeps their buffers as long as it must.
+    /// Repeats the reads that were in flight, one at a time. The ring keeps their buffers as long
+    /// as it must.
     fn give_up_ring(&mut self) {
         self.ring = None;
         self.ring_refused.store(true, Ordering::Relaxed);
@@ -153,7 +154,7 @@ mod tests {
 
     const READS: usize = 6;
 
-    /// A queue with all reads of a shard begun, and what they must return.
+    /// A queue with all reads of a shard pending, and their expected results.
     fn begun(dir: &Path, reading: Reading) -> (ReadQueue, Vec<Vec<u8>>) {
         let path = dir.join("shard");
         let bytes: Vec<u8> = (0..READS * PAGE_BYTES).map(|at| (at / 7) as u8).collect();
@@ -173,7 +174,7 @@ mod tests {
             let (buffer, result) = queue.pop().unwrap();
             result.unwrap();
             assert_eq!(buffer.as_slice()[..PAGE_BYTES], expected[..]);
-            // It can be used again for a block of any size.
+            // It can be reused for a block of any size.
             assert_eq!(buffer.len(), 2 * PAGE_BYTES);
         }
     }

@@ -1,4 +1,4 @@
-//! How fast this machine reads a dataset, measured for about a second.
+//! Measures how fast this machine reads a dataset.
 
 use super::batch::RecordBatch;
 use super::counters::{Count, LoaderStatistics};
@@ -15,26 +15,29 @@ use storm_graph::random::Random;
 
 /// How long each rate is measured.
 const MEASURE_TIME: Duration = Duration::from_millis(600);
-/// How long the same is done before that: the first reads also fault in the buffers of all threads.
+/// Warm-up before each measurement: the first reads also fault in the buffers of all threads.
 const WARM_UP_TIME: Duration = Duration::from_millis(150);
-/// The longest that memory is filled before reads are counted.
+/// Time limit for filling memory before reads are counted.
 const FILL_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// What this machine does with a dataset, measured with as many threads as a loader has.
+/// Measured read rates of a dataset, with as many threads as a loader has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecordRates {
-    /// Bytes from disk per second, in groups of blocks, with checksums and decompression.
+    /// Sequential reads of groups of blocks, in bytes on disk per second, including checksums and
+    /// decompression.
     pub sequential_bytes_per_second: f64,
-    /// Single records, or blocks where they are compressed, per second, with checksums and decompression.
+    /// Random reads per second, of single records or of compressed blocks, including checksums and
+    /// decompression.
     pub random_reads_per_second: f64,
-    /// Such reads for each row in global order, if nothing is in memory already.
+    /// Random reads per row in global order, if nothing is in memory.
     pub reads_per_row: f64,
-    /// Bytes of records per second that one thread checks and decompresses, in the order of the loader.
+    /// Bytes of records per second that one thread verifies and decompresses, in the loader's
+    /// order.
     pub decoding_bytes_per_second: f64,
 }
 
 impl RecordRates {
-    /// A disk that is not asked for anything.
+    /// A disk that is never the bottleneck.
     pub const UNLIMITED: RecordRates = RecordRates {
         sequential_bytes_per_second: f64::INFINITY,
         random_reads_per_second: f64::INFINITY,
@@ -42,7 +45,8 @@ impl RecordRates {
         decoding_bytes_per_second: f64::INFINITY,
     };
 
-    /// Reads parts of a dataset for a second and a half, and longer where compressed blocks fill `data_ram` slowly.
+    /// Measures for about a second and a half, and longer where compressed blocks fill `data_ram`
+    /// slowly.
     pub(super) fn measure(
         set: &Arc<RecordSet>,
         content: &Content,
@@ -63,7 +67,7 @@ impl RecordRates {
         Ok(RecordRates {
             sequential_bytes_per_second: long.bytes as f64 / MEASURE_TIME.as_secs_f64(),
             random_reads_per_second: short.reads as f64 / seconds,
-            // What is found was begun for a neighbour.
+            // A block that was found was read for a neighboring record.
             reads_per_row: content.wanted_per_row() * (1.0 - short.found_share()),
             decoding_bytes_per_second: decoding,
         })
@@ -77,7 +81,7 @@ fn long_reads(
     options: &RecordLoaderOptions,
 ) -> Result<Timed, DataError> {
     let blocks = &content.part.blocks;
-    // More blocks than fit: what fits is not read again.
+    // Assume more blocks than fit, because those that fit are not read again.
     let load = content.clone().of_many_blocks().load;
     let memory = |order| Memory::new(set, &load, &RecordLoaderOptions { order, ..*options });
     let memory = memory(Order::Window).or_else(|_| memory(options.order))?;
@@ -91,8 +95,9 @@ fn long_reads(
     })
 }
 
-/// Lets a loader work as in a run, and says what it did in how many seconds. Blocks are counted once memory is as full as in
-/// a run: until then, their buffers are new to the system and to the processor's caches.
+/// Runs a loader as in training, and returns its statistics and the elapsed seconds. Counting
+/// starts once memory is as full as in a run. Before that, buffers are not yet faulted in, nor in
+/// the CPU caches.
 fn short_reads(
     mut loader: RecordLoader,
     blocks_to_fill: u64,
@@ -111,7 +116,7 @@ fn short_reads(
     Ok((loader.statistics() - before, start.elapsed().as_secs_f64()))
 }
 
-/// Groups of neighbouring blocks without end.
+/// An endless sequence of groups of consecutive blocks.
 fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
     std::iter::repeat_with(|| random.below(blocks.len())).flat_map(|first| {
         let group = &blocks[first..];
@@ -119,27 +124,27 @@ fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
     })
 }
 
-/// What was read while the clock ran, and what was decoded in all.
+/// What was read during the measurement, and decoded in total.
 struct Timed {
     bytes: u64,
     decoded_bytes: u64,
     decoding_ns: u64,
 }
 
-/// A thread's view of a measurement. It counts only what ends between the warm-up and the end of the time, when all
-/// threads have as many reads in flight as a loader.
+/// A thread's view of a measurement. It counts only reads that end after the warm-up and before the
+/// time is up, when all threads have as many reads in flight as a loader.
 struct Trial {
     start: Instant,
     bytes: Cell<u64>,
 }
 
 impl Trial {
-    /// Whether another read should begin.
+    /// Whether to start another read.
     fn is_on(&self) -> bool {
         self.start.elapsed() < WARM_UP_TIME + MEASURE_TIME
     }
 
-    /// A read of so many bytes has ended.
+    /// Called when a read of this many bytes has ended.
     fn count(&self, bytes: u64) {
         if self.is_on() && self.start.elapsed() >= WARM_UP_TIME {
             self.bytes.set(self.bytes.get() + bytes);
@@ -147,7 +152,7 @@ impl Trial {
     }
 }
 
-/// Does the same on all threads of a loader as long as it is told to go on, and says how much that was.
+/// Runs `work` on as many threads as a loader has until the time is up, and returns the totals.
 fn timed(
     set: &RecordSet,
     memory: &Memory,

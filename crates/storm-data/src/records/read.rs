@@ -1,4 +1,4 @@
-//! Reads shards past the page cache.
+//! Reads shards without filling the page cache.
 
 use super::fault::{ReadFaults, apply};
 use super::layout::PAGE_BYTES;
@@ -22,7 +22,7 @@ pub(super) struct ShardFile {
     path: PathBuf,
     plain: File,
     direct: Option<Arc<File>>,
-    /// The file system opens files for direct reads and then refuses to read them.
+    /// The file system opens files with O_DIRECT but then refuses to read them.
     direct_refused: AtomicBool,
     faults: Option<Arc<dyn ReadFaults>>,
 }
@@ -33,7 +33,7 @@ impl ShardFile {
             ErrorKind::InvalidInput => DataError::damaged(path, error.to_string()),
             _ => DataError::io(path)(error),
         })?;
-        // Otherwise the system reads on past what is asked for, and those pages would stay.
+        // Disables readahead, whose pages would stay in the page cache.
         fadvise(&plain, 0, None, Advice::Random).ok();
         let direct = match reading {
             Reading::Advised => None,
@@ -48,7 +48,7 @@ impl ShardFile {
         })
     }
 
-    /// Lets reads go wrong from here on.
+    /// Injects faults into reads from now on.
     pub(super) fn set_faults(&mut self, faults: Arc<dyn ReadFaults>) {
         self.faults = Some(faults);
     }
@@ -71,12 +71,12 @@ impl ShardFile {
         cached_bytes(&self.plain).map_err(DataError::io(&self.path))
     }
 
-    /// The file for direct reads, unless they are refused.
+    /// The O_DIRECT file, unless direct reads are refused.
     pub(super) fn direct(&self) -> Option<&Arc<File>> {
         self.direct.as_ref().filter(|_| !self.direct_refused.load(Ordering::Relaxed))
     }
 
-    /// Fills `pages`, which are aligned to [`PAGE_BYTES`] in memory, from a place that is as well.
+    /// Fills `pages`. Memory and file offset are aligned to [`PAGE_BYTES`].
     pub(super) fn read_pages(&self, at: u64, pages: &mut [u8]) -> io::Result<()> {
         match self.direct() {
             None => self.read_plain(at, pages),
@@ -87,7 +87,7 @@ impl ShardFile {
         }
     }
 
-    /// Makes a direct read whole, however far the system got with it.
+    /// Completes a direct read after a short read or an error.
     pub(super) fn complete(
         &self,
         at: u64,
@@ -98,7 +98,7 @@ impl ShardFile {
             let error = match self.with_fault(at, pages, result) {
                 Ok(count) if count == pages.len() => return Ok(()),
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                // The rest may begin anywhere, where no direct read can.
+                // The rest may be unaligned, which a direct read cannot be.
                 Ok(count) => return self.read_plain(at + count as u64, &mut pages[count..]),
                 Err(error) => error,
             };
@@ -108,20 +108,20 @@ impl ShardFile {
                     self.direct_refused.store(true, Ordering::Relaxed);
                     return self.read_plain(at, pages);
                 }
-                // The ring had no room for it.
+                // The ring had no resources for it.
                 (Some(Errno::AGAIN), _) => return self.read_plain(at, pages),
                 _ => return Err(error),
             }
         }
     }
 
-    /// Fills `bytes` from anywhere, and leaves nothing of them in the page cache.
+    /// Reads at any offset, and evicts the pages from the page cache.
     pub(super) fn read_plain(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         let result = self.read_all(at, bytes);
-        // Whole pages only: the system keeps a page of which only a part is given up.
+        // Whole pages, because the system keeps a page that is only partly discarded.
         let page = PAGE_BYTES as u64;
         let (start, end) = (at / page * page, (at + bytes.len() as u64).next_multiple_of(page));
-        // A file system that cannot do it, such as one in memory, has no second copy either.
+        // Where this fails, such as in tmpfs, there is no second copy either.
         fadvise(&self.plain, start, NonZeroU64::new(end - start), Advice::DontNeed).ok();
         result
     }
@@ -155,13 +155,14 @@ impl ShardFile {
     }
 }
 
-/// The same file for direct reads; none if the file system refuses that.
+/// Opens the same file with O_DIRECT. `None` if the file system refuses.
 fn open_direct(path: &Path, plain: &File) -> Option<File> {
-    // The path led to a plain file a moment ago. If that changed, the nonblocking flag keeps this from waiting.
+    // The path led to a regular file a moment ago. If that changed, O_NONBLOCK keeps this from
+    // blocking.
     let flags = (OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path).ok()?;
     let file = is_same(&file, plain).then_some(file)?;
-    // With the flag, io_uring gives up reads that would have to wait.
+    // With O_NONBLOCK, io_uring fails reads that would have to wait.
     fcntl_setfl(&file, OFlags::DIRECT).ok()?;
     Some(file)
 }
@@ -172,7 +173,7 @@ fn is_same(one: &File, other: &File) -> bool {
     identity(one).is_some() && identity(one) == identity(other)
 }
 
-/// Buffers of one size that are used again, so that memory neither grows nor scatters.
+/// A pool of buffers of one size, which avoids growth and fragmentation.
 #[derive(Debug)]
 pub(super) struct Buffers {
     bytes: usize,

@@ -1,26 +1,27 @@
-//! The ways to read a dataset, from the fastest to the one that always works.
+//! Methods to read a dataset, from the fastest to the one that always works.
 
 use crate::DataError;
 use std::env::{self, VarError};
 use std::fmt;
 
-/// Names the fastest way that may be used, for tests and for systems where a faster one misbehaves.
+/// Selects the fastest method that may be used, for tests and for systems where a faster one
+/// misbehaves.
 const VARIABLE: &str = "STORM_READING";
 
-/// The fastest way that may be used. Where the system refuses it, the next one is.
+/// The fastest method that may be used. If the system refuses it, the next one is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reading {
-    /// Past the page cache, many reads at once.
+    /// O_DIRECT with many reads in flight (io_uring).
     #[default]
     Ring,
-    /// Past the page cache, one read at a time for each thread.
+    /// O_DIRECT with one read at a time per thread.
     Direct,
-    /// Through the page cache, from which every page is dropped once it was read.
+    /// Through the page cache. Pages are evicted once read.
     Advised,
 }
 
 impl Reading {
-    /// All of them, the fastest first.
+    /// All methods, fastest first.
     pub const ALL: [Reading; 3] = [Reading::Ring, Reading::Direct, Reading::Advised];
 
     fn name(self) -> &'static str {
@@ -31,10 +32,10 @@ impl Reading {
         }
     }
 
-    /// What the environment asks for: `STORM_READING` is `io_uring`, `direct` or `cached`.
+    /// The method in `STORM_READING`: `io_uring`, `direct` or `cached`.
     ///
     /// # Errors
-    /// It is something else.
+    /// It has another value.
     pub fn from_environment() -> Result<Reading, DataError> {
         let text = match env::var(VARIABLE) {
             Ok(text) => text,
@@ -49,14 +50,14 @@ impl Reading {
     }
 }
 
-/// How a dataset is read.
+/// The read method in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadingPath {
-    /// Past the page cache, many reads at once.
+    /// O_DIRECT with many reads in flight (io_uring).
     Ring,
-    /// Past the page cache, one read at a time for each thread.
+    /// O_DIRECT with one read at a time per thread.
     Direct,
-    /// Through the page cache, from which every page is dropped once it was read.
+    /// Through the page cache. Pages are evicted once read.
     Advised,
 }
 

@@ -1,4 +1,4 @@
-//! A dataset of records on disk, checked and open.
+//! An open dataset of records.
 
 use super::block::{Block, is_intact};
 use super::codec::Codec;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use storm_host::{PageBuffer, ReadRing};
 
-/// Blocks that are read ahead where they are read one after another.
+/// Queue depth for sequential reads.
 const READ_AHEAD_BLOCKS: usize = 8;
 
 /// A directory of records that [`super::pack_records`] wrote.
@@ -35,15 +35,15 @@ pub struct RecordSet {
     id: String,
     shards: Vec<Arc<ShardFile>>,
     blocks: Vec<BlockPlace>,
-    /// io_uring is refused, or not wanted.
+    /// io_uring is refused or not wanted.
     ring_refused: Arc<AtomicBool>,
 }
 
-/// Where a block is.
+/// The location of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockPlace {
     shard: u32,
-    /// Its number in the shard.
+    /// Its index in the shard.
     number: u32,
     entry: Entry,
     /// The number of its first record in the dataset.
@@ -55,29 +55,29 @@ impl BlockPlace {
         self.entry.records
     }
 
-    /// After decompression.
+    /// Bytes after decompression.
     pub(super) fn raw_bytes(&self) -> u64 {
         self.entry.raw_bytes.into()
     }
 
-    /// On disk, with padding.
+    /// Bytes on disk, including padding.
     pub(super) fn disk_bytes(&self) -> u64 {
         self.entry.padded_bytes()
     }
 }
 
-/// What a thread needs to read blocks.
+/// A thread's state for reading blocks.
 #[derive(Debug)]
 pub(super) struct Reader {
     buffers: Arc<Buffers>,
     queue: ReadQueue,
-    /// Buffers for compressed blocks and for pages that hold one record.
+    /// Reusable buffers for compressed blocks and for the pages of single records.
     spare: Vec<PageBuffer>,
     pub(super) counters: Arc<ReadCounters>,
 }
 
 impl Reader {
-    /// At most `depth` reads in flight.
+    /// A reader with this queue depth.
     pub(super) fn new(set: &RecordSet, buffers: &Arc<Buffers>, depth: usize) -> Reader {
         Reader {
             buffers: Arc::clone(buffers),
@@ -87,13 +87,13 @@ impl Reader {
         }
     }
 
-    /// A buffer of at least so many bytes that was used before, if there is one.
+    /// A reused buffer of at least this size, or a new one.
     fn spare(&mut self, bytes: usize) -> PageBuffer {
         let used = self.spare.pop().filter(|buffer| buffer.len() >= bytes);
         used.unwrap_or_else(|| PageBuffer::new(bytes))
     }
 
-    /// How many reads it has in flight at most.
+    /// Its queue depth.
     pub(super) fn depth(&self) -> usize {
         self.queue.depth()
     }
@@ -103,12 +103,12 @@ impl Reader {
         self.queue.has_room()
     }
 
-    /// Gives up all reads that were begun.
+    /// Discards all pending reads.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
 
-    /// The oldest read that was begun.
+    /// Waits for the oldest read.
     fn pop(&mut self, bytes: u64) -> io::Result<PageBuffer> {
         let (began, in_flight) = (Instant::now(), self.queue.count());
         let popped = self.queue.pop();
@@ -124,12 +124,13 @@ impl Reader {
 }
 
 impl RecordSet {
-    /// Whether a folder says that it holds records; what is damaged says nothing.
+    /// Whether a folder has a manifest of records. False if the manifest is damaged.
     pub fn is_one(dir: &Path) -> bool {
         RecordManifest::is_one(dir)
     }
 
-    /// Opens a dataset: checks the manifest, and headers, sizes and indices of all shards, but not their blocks.
+    /// Opens a dataset. Checks the manifest, and the headers, sizes and indices of all shards, but
+    /// not their blocks.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
@@ -137,7 +138,7 @@ impl RecordSet {
         RecordSet::open_with(dir, Reading::from_environment()?)
     }
 
-    /// As [`RecordSet::open`], read in no faster way than the one that is given.
+    /// As [`RecordSet::open`], with no faster read method than the given one.
     ///
     /// # Errors
     /// As [`RecordSet::open`].
@@ -146,7 +147,7 @@ impl RecordSet {
         RecordSet::of_manifest(dir, manifest, layout, id, file_name, reading)
     }
 
-    /// Opens the shards of a manifest, whose names follow from their numbers.
+    /// Opens the shards of a manifest. `file_name` maps a shard number to its name.
     pub(super) fn of_manifest(
         dir: &Path,
         manifest: RecordManifest,
@@ -175,7 +176,8 @@ impl RecordSet {
             if described != (header.records, header.blocks, length, header.index_checksum) {
                 return Err(damaged("it is not the shard that the manifest describes"));
             }
-            // As long as the rest of the file, which is there.
+            // The length is that of the rest of the file, which exists, so this allocation is
+            // bounded.
             let mut index = vec![0; (length - header.index_at) as usize];
             file.read_plain(header.index_at, &mut index).map_err(DataError::io(&path))?;
             let entries =
@@ -199,9 +201,9 @@ impl RecordSet {
         Ok(RecordSet { dir: dir.to_owned(), manifest, layout, id, shards, blocks, ring_refused })
     }
 
-    /// Lets reads of blocks go wrong, for tests.
+    /// Injects faults into reads of blocks, for tests.
     pub fn with_faults(mut self, faults: &Arc<dyn ReadFaults>) -> RecordSet {
-        // Nobody else has them yet: the set was just opened, or it could not be moved here.
+        // Nothing else holds the shards yet, because the set is owned here.
         for shard in self.shards.iter_mut().filter_map(Arc::get_mut) {
             shard.set_faults(Arc::clone(faults));
         }
@@ -213,12 +215,12 @@ impl RecordSet {
         &self.manifest
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Identifies the dataset by its content.
+    /// A hash of its contents.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -242,7 +244,7 @@ impl RecordSet {
         }
     }
 
-    /// How it is read, as far as the system has allowed it.
+    /// The read method in use, as far as the system has allowed it.
     pub fn reading_path(&self) -> ReadingPath {
         match self.shards.iter().all(|shard| shard.direct().is_some()) {
             false => ReadingPath::Advised,
@@ -251,12 +253,12 @@ impl RecordSet {
         }
     }
 
-    /// The `data_ram` with which a part stays in memory once it was read.
+    /// The `data_ram` with which a part stays in memory once read.
     pub fn data_ram_to_hold(&self, part: Split) -> u64 {
         data_ram_to_hold(self, self.blocks_of(part).len() as u64)
     }
 
-    /// The least `data_ram` of a loader of records with these options.
+    /// The minimum `data_ram` of a record loader with these options.
     pub fn data_ram_needed(&self, options: &RecordLoaderOptions) -> u64 {
         let blocks = self.blocks_of(options.part).len() as u64;
         Load::records(self, blocks).needed(self, options)
@@ -266,7 +268,7 @@ impl RecordSet {
         &self.layout
     }
 
-    /// The block that has a record of the dataset, and the record's number in it.
+    /// The block of a record, and the record's index in it.
     pub(super) fn place_of(&self, record: u64) -> (u32, u32) {
         let block = self.blocks.partition_point(|block| block.first_record <= record) - 1;
         (block as u32, (record - self.blocks[block].first_record) as u32)
@@ -284,7 +286,7 @@ impl RecordSet {
         (0..).zip(&self.blocks).filter(of_part).map(|(number, _)| number).collect()
     }
 
-    /// The numbers of a part's blocks, of which there is at least one.
+    /// The numbers of a part's blocks, at least one.
     pub(super) fn nonempty_blocks_of(&self, part: Split) -> Result<Vec<u32>, DataError> {
         let blocks = self.blocks_of(part);
         if !blocks.is_empty() {
@@ -298,12 +300,12 @@ impl RecordSet {
         Err(DataError::Empty { path, split, hint: hint.to_owned() })
     }
 
-    /// Bytes of the longest block in memory.
+    /// Bytes of the largest block in memory.
     pub(super) fn block_bytes_max(&self) -> usize {
         self.blocks.iter().map(|block| block.entry.raw_bytes).max().unwrap_or(0) as usize
     }
 
-    /// Whether some blocks are compressed.
+    /// Whether any block is compressed.
     pub(super) fn is_compressed(&self) -> bool {
         self.blocks.iter().any(|block| block.entry.codec != Codec::None)
     }
@@ -331,14 +333,15 @@ impl RecordSet {
         }
     }
 
-    /// Reads a block, compares it with its checksum, and decompresses it.
+    /// Reads a block, verifies its checksum, and decompresses it.
     pub(super) fn load(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
         self.begin(block, reader);
         self.finish(block, reader)
     }
 
-    /// Reads blocks in their order, as many at once as the reader allows. `with` gets each with what came along with its
-    /// number; its first error ends this. The next number is asked for when there is room for another read.
+    /// Reads blocks in order, with as many reads in flight as the reader allows. Calls `with` with
+    /// the value paired with each block and the block. Stops at its first error. Takes the next
+    /// item when there is room for another read.
     pub(super) fn load_each<T>(
         &self,
         blocks: impl IntoIterator<Item = (u32, T)>,
@@ -360,8 +363,8 @@ impl RecordSet {
         }
     }
 
-    /// As [`RecordSet::load_each`], of single records of blocks that are not compressed, where all records have the same
-    /// size.
+    /// As [`RecordSet::load_each`], for single records of uncompressed blocks whose records all
+    /// have the same size.
     pub(super) fn load_each_record<T>(
         &self,
         records: impl IntoIterator<Item = (u32, u32, T)>,
@@ -384,7 +387,7 @@ impl RecordSet {
         }
     }
 
-    /// Begins to read a block. Everything that was begun must be finished in the same order.
+    /// Starts to read a block. Reads must be finished in the order they were started.
     pub(super) fn begin(&self, block: u32, reader: &mut Reader) {
         let BlockPlace { shard, entry, .. } = *self.block(block);
         let padded = entry.padded_bytes() as usize;
@@ -395,7 +398,7 @@ impl RecordSet {
         reader.queue.push(&self.shards[shard as usize], entry.at, padded, buffer);
     }
 
-    /// A block that was begun, compared with its checksum and decompressed.
+    /// Waits for a block that was started, verifies its checksum, and decompresses it.
     pub(super) fn finish(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
         let entry = self.block(block).entry;
         let (stored_bytes, raw_bytes) = (entry.stored_bytes as usize, entry.raw_bytes as usize);
@@ -425,7 +428,7 @@ impl RecordSet {
             .map_err(|problem| self.damaged_block(block, problem))
     }
 
-    /// The pages that hold a record, and where it begins in them.
+    /// The pages that hold a record, and its offset in them.
     fn record_pages(&self, block: u32, record: u32) -> (Range<u64>, usize) {
         let bytes = self.layout.record_bytes_min() as u64;
         let start = self.block(block).entry.at + u64::from(record) * bytes;
@@ -434,8 +437,8 @@ impl RecordSet {
         (from..(start + bytes).next_multiple_of(page), (start - from) as usize)
     }
 
-    /// Begins to read one record of a block that is not compressed, where all records have the same size. Everything that
-    /// was begun must be finished in the same order.
+    /// Starts to read a single record of an uncompressed block whose records all have the same
+    /// size. Reads must be finished in the order they were started.
     fn begin_record(&self, block: u32, record: u32, reader: &mut Reader) {
         let (pages, _) = self.record_pages(block, record);
         let bytes = (pages.end - pages.start) as usize;
@@ -444,7 +447,7 @@ impl RecordSet {
         reader.queue.push(shard, pages.start, bytes, buffer);
     }
 
-    /// Calls `with` with a record that was begun, once it was compared with its checksum.
+    /// Waits for a record that was started, verifies its checksum, and calls `with` with it.
     fn finish_record<R>(
         &self,
         block: u32,
@@ -469,7 +472,7 @@ impl RecordSet {
         Ok(result)
     }
 
-    /// Calls `with` with each record of a part, in the order of the files.
+    /// Calls `with` with each record of a part, in file order.
     pub(super) fn each_record(
         &self,
         part: Split,
@@ -485,10 +488,10 @@ impl RecordSet {
         })
     }
 
-    /// Drops what the page cache has of its shards, as far as it was written to disk; returns the bytes that are left.
+    /// Evicts its shards from the page cache, except dirty pages. Returns the bytes that are left.
     ///
     /// # Errors
-    /// A shard cannot be looked at.
+    /// The state of a shard cannot be queried.
     pub fn drop_page_cache(&self) -> Result<u64, DataError> {
         self.shards.iter().for_each(|shard| shard.drop_page_cache());
         self.cached_bytes()
@@ -497,7 +500,7 @@ impl RecordSet {
     /// Bytes of its shards that are in the page cache.
     ///
     /// # Errors
-    /// A shard cannot be looked at.
+    /// The state of a shard cannot be queried.
     pub fn cached_bytes(&self) -> Result<u64, DataError> {
         self.shards.iter().map(|shard| shard.cached_bytes()).sum()
     }
@@ -507,7 +510,7 @@ impl RecordSet {
         self.blocks.iter().map(|block| block.entry.padded_bytes()).sum()
     }
 
-    /// Reads every block and compares it and its records with their checksums.
+    /// Reads every block, and verifies the checksums of blocks and records.
     ///
     /// # Errors
     /// Names the first block that is damaged.
@@ -530,7 +533,7 @@ impl RecordSet {
         parallel::map(&numbers, || Reader::new(self, &buffers, 1), check).into_iter().collect()
     }
 
-    /// Compares a block and each of its records with their checksums.
+    /// Verifies the checksums of a block and of its records.
     fn check_block(&self, number: u32, reader: &mut Reader) -> Result<(), DataError> {
         let block = self.load(number, reader)?;
         let is_damaged = |&record: &usize| !is_intact(block.record(record, &self.layout));

@@ -1,27 +1,27 @@
-//! Mean and standard deviation of the channels of images, from exact sums.
+//! Mean and standard deviation of image channels, from exact sums.
 
 use super::column::{Column, ColumnKind, ColumnType};
 use serde::{Deserialize, Serialize};
 
-/// The column whose values are summed up.
+/// The column that is summed.
 const IMAGES: &str = "images";
-/// More channels are no image.
+/// With more channels it is not an image.
 const CHANNELS_MAX: usize = 16;
 
 /// Sums over all pixels of the training part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageStatistics {
-    /// Pixels that were summed up.
+    /// Pixels summed.
     pub pixels: u64,
-    /// Of each channel: the sum of its values, which are from 0 to 255.
+    /// For each channel: the sum of its values, which are 0 to 255.
     pub sums: Vec<u64>,
-    /// Of each channel: the sum of the squares of its values.
+    /// For each channel: the sum of its squared values.
     pub squares: Vec<u64>,
 }
 
 impl ImageStatistics {
-    /// Of no images yet; none if the records have no images.
+    /// The index of the image column, and zeroed sums. `None` if the records have no images.
     pub(super) fn of_columns(columns: &[Column]) -> Option<(usize, ImageStatistics)> {
         let at = columns.iter().position(|column| column.name == IMAGES)?;
         let Column { kind, dtype, shape, .. } = &columns[at];
@@ -44,7 +44,7 @@ impl ImageStatistics {
         self.pixels += (image.len() / channels) as u64;
     }
 
-    /// Whether such sums can be.
+    /// Whether the sums are plausible.
     pub(super) fn is_sound(&self, channels: usize) -> bool {
         let most = |value: u64| self.pixels.checked_mul(value);
         let within = |sums: &[u64], value| {
@@ -54,18 +54,18 @@ impl ImageStatistics {
         self.pixels > 0 && within(&self.sums, 255) && within(&self.squares, 255 * 255)
     }
 
-    /// The mean of each channel, where values are from 0 to 1.
+    /// The mean of each channel, on a scale of 0 to 1.
     pub fn mean(&self) -> Vec<f64> {
         let pixels = self.pixels as f64;
         self.sums.iter().map(|&sum| sum as f64 / pixels / 255.0).collect()
     }
 
-    /// The standard deviation of each channel, where values are from 0 to 1.
+    /// The standard deviation of each channel, on a scale of 0 to 1.
     pub fn standard_deviation(&self) -> Vec<f64> {
         let pixels = u128::from(self.pixels);
         let deviation = |(&sum, &squares): (&u64, &u64)| {
             let (sum, squares) = (u128::from(sum), u128::from(squares));
-            // The variance times the number of pixels twice, exactly.
+            // The variance times the squared number of pixels, computed exactly.
             let scaled = (pixels * squares).saturating_sub(sum * sum);
             (scaled as f64).sqrt() / self.pixels as f64 / 255.0
         };

@@ -1,5 +1,5 @@
-//! A long sequence of elements of one size, cut into records that are alike: token ids with their masks, or the places
-//! where documents start.
+//! A long sequence of elements of one size, divided into records of equal size: token ids with
+//! their masks, or the starts of documents.
 
 use super::block::Block;
 use super::codec::Codec;
@@ -15,10 +15,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Elements of a record. A row of a thousand tokens is then a read or two of a few kilobytes.
+/// Elements per record. A row of a thousand tokens then takes one or two reads of a few kilobytes.
 pub(crate) const ELEMENTS: u64 = 1024;
 
-/// What a stream is made of: for each column its bytes of a record.
+/// The columns of a stream: name and bytes per record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamColumns<'a>(pub(crate) &'a [(&'a str, u64)]);
 
@@ -30,7 +30,7 @@ impl StreamColumns<'_> {
     }
 }
 
-/// A stream that is being written.
+/// Writes a stream.
 pub(crate) struct StreamWriter(RecordWriter);
 
 impl StreamWriter {
@@ -63,27 +63,27 @@ impl StreamWriter {
 pub(crate) struct Stream {
     set: Arc<RecordSet>,
     length: u64,
-    /// For what is read one after another.
+    /// Caches the last block, for sequential reads.
     last: Mutex<Last>,
 }
 
-/// The block that was read last.
+/// The block read last.
 #[derive(Debug)]
 struct Last {
     reader: Option<Reader>,
     block: Option<(u32, Block)>,
 }
 
-/// Neighbouring elements of one record.
+/// Consecutive elements of one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// The number of the record.
     pub(crate) record: u64,
-    /// Its first element in the record.
+    /// Its first element within the record.
     pub(crate) first: usize,
-    /// How many.
+    /// Number of elements.
     pub(crate) count: usize,
-    /// How many elements came before them.
+    /// Number of requested elements before it.
     pub(crate) at: usize,
 }
 
@@ -126,7 +126,7 @@ impl Stream {
         &self.set
     }
 
-    /// The records that have these elements, which must exist.
+    /// The pieces that cover these elements, which must exist.
     pub(crate) fn pieces(elements: Range<u64>) -> impl Iterator<Item = Piece> + Clone {
         let end = elements.end.max(elements.start);
         let start = elements.start;
@@ -143,7 +143,7 @@ impl Stream {
         })
     }
 
-    /// Calls `with` with the pieces of these elements and the records that have them, one after another.
+    /// Calls `with` with each piece of these elements and its record, in order.
     pub(crate) fn read(
         &self,
         elements: Range<u64>,
@@ -177,7 +177,7 @@ impl Stream {
         self.set.verified_bytes()
     }
 
-    /// Reads every block and compares it with its checksum.
+    /// Reads every block and verifies the checksums.
     pub(crate) fn verify(
         &self,
         progress: &(dyn Fn(VerifyProgress) + Sync),

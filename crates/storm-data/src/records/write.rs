@@ -13,9 +13,9 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes after which a shard ends.
+/// Default size limit of a shard.
 const SHARD_BYTES: u64 = 1 << 30;
-/// Bytes of blocks that are compressed at once. Bounds the memory of packing.
+/// Bytes of blocks compressed at once. Bounds the memory of packing.
 const PENDING_BYTES: usize = 32 * BLOCK_BYTES;
 
 /// The shards of a dataset that is being written.
@@ -28,20 +28,20 @@ pub(super) struct RecordWriter {
     parts: [PartWriter; 2],
     finished: Vec<Option<RecordShardInfo>>,
     counts: RecordCounts,
-    /// The column of images, and their sums.
+    /// The index of the image column, and its sums.
     statistics: Option<(usize, ImageStatistics)>,
 }
 
-/// What a writer leaves.
+/// The result of a writer.
 type Finished = (RecordCounts, Option<ImageStatistics>, Vec<RecordShardInfo>);
 
-/// The end of one part.
+/// The unwritten end of one part.
 struct PartWriter {
     part: Split,
     records: Vec<u8>,
-    /// Where each record of the current block begins in `records`.
+    /// Offset of each record of the current block in `records`.
     starts: Vec<u32>,
-    /// The checksums of these records, one after another.
+    /// The checksums of these records, concatenated.
     checksums: Vec<u8>,
     pending: Vec<RawBlock>,
     shard: Option<ShardWriter>,
@@ -82,7 +82,7 @@ impl RecordWriter {
         })
     }
 
-    /// The same with shards of other names, each of which ends after so many bytes.
+    /// The same with other shard names and another shard size limit.
     pub(super) fn with_shards(self, file_name: fn(usize) -> String, shard_bytes: u64) -> Self {
         RecordWriter { file_name, shard_bytes, ..self }
     }
@@ -91,8 +91,8 @@ impl RecordWriter {
         &self.counts
     }
 
-    /// Adds a record to a part; `values` has the bytes of each column. The inner error says what is wrong with the
-    /// record, which is then not there.
+    /// Adds a record to a part. `values` has the bytes of each column. The inner error is the
+    /// problem with the record, which is then not added.
     pub(super) fn push(
         &mut self,
         part: Split,
@@ -130,7 +130,7 @@ impl RecordWriter {
         Ok(Ok(()))
     }
 
-    /// Makes a block of the records at hand.
+    /// Ends the current block.
     fn end_block(&mut self, at: usize) -> Result<(), DataError> {
         let writer = &mut self.parts[at];
         let records = std::mem::take(&mut writer.records);
@@ -153,7 +153,7 @@ impl RecordWriter {
         Ok(())
     }
 
-    /// Compresses the pending blocks on all cores and writes them in their order.
+    /// Compresses the pending blocks on all cores and writes them in order.
     fn write_pending(&mut self, at: usize) -> Result<(), DataError> {
         let codec = self.codec;
         let pending = std::mem::take(&mut self.parts[at].pending);
@@ -180,7 +180,7 @@ impl RecordWriter {
         Ok(())
     }
 
-    /// The current shard of a part, or a new one if it has no room.
+    /// The current shard of a part, or a new one if it is full.
     fn shard(&mut self, at: usize, bytes: u64) -> Result<&mut ShardWriter, DataError> {
         let is_full = |shard: &mut ShardWriter| {
             shard.at + bytes > self.shard_bytes || shard.entries.len() as u64 >= SHARD_BLOCKS_MAX
@@ -200,7 +200,7 @@ impl RecordWriter {
         }
     }
 
-    /// Counts, sums over images of the training part, and shards.
+    /// Counts, image statistics of the training part, and shards.
     pub(super) fn finish(mut self) -> Result<Finished, DataError> {
         for at in 0..self.parts.len() {
             self.end_block(at)?;
@@ -255,7 +255,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes the rest and flushes it to disk.
+    /// Writes the index and the header, and flushes the file to disk.
     fn finish(mut self, part: Split) -> Result<RecordShardInfo, DataError> {
         let index: Vec<u8> = self.entries.iter().flat_map(|entry| entry.to_bytes()).collect();
         let checksum = crc32fast::hash(&index);
@@ -272,7 +272,7 @@ impl ShardWriter {
             file.write_all(&header.to_bytes())?;
             file.flush()?;
             file.get_ref().sync_all()?;
-            // Loaders read past the page cache: what was written need not stay in it.
+            // Loaders bypass the page cache, so written data need not stay in it.
             fadvise(file.get_ref(), 0, None, Advice::DontNeed).ok();
             Ok(())
         };

@@ -1,25 +1,29 @@
-//! The layout of a shard of version 1, which datasets of text had before they had blocks.
+//! The layout of a shard of version 1, used by text datasets before they had blocks.
 //!
-//! A header of [`HEADER_BYTES`], followed by sections, each zero-padded to a multiple of eight bytes:
-//! the token ids; the index, with a `u64` for each document or sample that starts in this shard, the
-//! position of its first token; and for samples the loss mask, one bit per token, lowest bit first. At
-//! the end come a table with the CRC-32 of each [`BLOCK_BYTES`] between header and table, as `u32`, and
-//! the CRC-32 of that table. All numbers are little-endian.
+//! A header of [`HEADER_BYTES`], followed by sections, each zero-padded to a multiple of eight
+//! bytes:
+//! - the token ids
+//! - the index: a `u64` per document or sample that starts in this shard, the position of its first
+//!   token
+//! - for samples, the loss mask: one bit per token, lowest bit first
+//!
+//! At the end come a table with the CRC-32 of each [`BLOCK_BYTES`] between header and table, as
+//! `u32`, and the CRC-32 of that table. All numbers are little-endian.
 
 use crate::Kind;
 
 pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
-/// The largest shard. Bounds the memory of its checksum table.
+/// Size limit of a shard. Bounds the memory of its checksum table.
 const SHARD_BYTES_MAX: u64 = 1 << 40;
 
 const MAGIC: [u8; 8] = *b"STORMSHD";
 const VERSION: u32 = 1;
-/// Where the header's own checksum is.
+/// Offset of the header's own checksum.
 const CHECKSUM_AT: usize = HEADER_BYTES as usize - 4;
 
-/// How many bytes a token id takes.
+/// Bytes per token id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenWidth {
     Two,
@@ -27,7 +31,7 @@ pub(crate) enum TokenWidth {
 }
 
 impl TokenWidth {
-    /// The smallest for ids below `vocabulary`.
+    /// The smallest width for ids below `vocabulary`.
     pub(crate) fn for_vocabulary(vocabulary: u32) -> TokenWidth {
         if vocabulary <= 1 << 16 { TokenWidth::Two } else { TokenWidth::Four }
     }
@@ -85,14 +89,14 @@ impl TokenWidth {
 pub(crate) struct Header {
     pub(crate) kind: Kind,
     pub(crate) width: TokenWidth,
-    /// Ids are below it.
+    /// All ids are below this.
     pub(crate) vocabulary: u32,
     pub(crate) token_count: u64,
     /// Documents or samples that start in this shard.
     pub(crate) sample_count: u64,
 }
 
-/// Offsets into the file.
+/// Offsets in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) index_at: u64,
@@ -129,7 +133,7 @@ impl Header {
         Ok(Header { kind, width, vocabulary, token_count, sample_count })
     }
 
-    /// The offsets; none if the counts exceed any possible file.
+    /// The offsets. `None` if the counts exceed any possible file.
     pub(crate) fn layout(&self) -> Option<Layout> {
         let padded = |bytes: u64| bytes.checked_next_multiple_of(8);
         let tokens = padded(self.token_count.checked_mul(self.width.bytes())?)?;

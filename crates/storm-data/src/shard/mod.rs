@@ -1,5 +1,5 @@
-//! Shards: the files of a dataset. Those of version 1 are files of token ids with an index, loss masks and checksums, which
-//! are read and no longer written.
+//! Shards: the files of a dataset. Shards of version 1 hold token ids with an index, loss masks and
+//! checksums. They can be read but are no longer written.
 
 mod layout;
 mod read;
@@ -7,12 +7,12 @@ mod read;
 pub(crate) use layout::TokenWidth;
 pub(crate) use read::Shard;
 
-/// The name of a shard by its number.
+/// The file name of a shard.
 pub(crate) fn file_name(number: usize) -> String {
     format!("shard-{number:05}.storm")
 }
 
-/// The name of a shard of the places where documents or samples start.
+/// The file name of a shard of starts.
 pub(crate) fn starts_file_name(number: usize) -> String {
     format!("starts-{number:05}.storm")
 }

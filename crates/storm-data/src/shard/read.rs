@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use storm_host::{Access, MappedFile};
 
-/// Index entries that are read at a time.
+/// Index entries read at a time.
 const INDEX_CHUNK: usize = 8192;
 
-/// Bytes of a block that are read and hashed at a time.
+/// Bytes read and hashed at a time.
 const CHECK_CHUNK: usize = 16 << 10;
 
-/// A shard whose header, sizes and index have been checked. Other bytes are checked when they are first read.
+/// A shard whose header, sizes and index have been checked. Other blocks are verified when first
+/// read.
 #[derive(Debug)]
 pub(crate) struct Shard {
     file: MappedFile,
@@ -21,11 +22,11 @@ pub(crate) struct Shard {
     blocks: Vec<Block>,
 }
 
-/// A stretch of [`BLOCK_BYTES`].
+/// A block of [`BLOCK_BYTES`].
 #[derive(Debug)]
 struct Block {
     checksum: u32,
-    /// Its bytes were compared with the checksum.
+    /// Whether its bytes were verified.
     is_checked: AtomicBool,
 }
 
@@ -77,7 +78,7 @@ impl Shard {
         self.header.sample_count
     }
 
-    /// Copies token ids; `bytes` is a buffer for their stored form.
+    /// Copies token ids. `bytes` is a buffer for their stored form.
     pub(crate) fn read_tokens(
         &self,
         start: u64,
@@ -93,7 +94,7 @@ impl Shard {
             .map_err(|problem| DataError::damaged(self.file.path(), problem))
     }
 
-    /// Copies loss masks; only for samples. `bytes` is a buffer for their stored form.
+    /// Copies loss masks, for samples only. `bytes` is a buffer for their stored form.
     pub(crate) fn read_mask(
         &self,
         start: u64,
@@ -128,7 +129,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Checks that every document starts after the one before it and inside the shard.
+    /// Checks that every document starts after the previous one and inside the shard.
     fn check_index(&self) -> Result<(), DataError> {
         let damaged = |problem: &str| DataError::damaged(self.file.path(), problem);
         let mut starts = vec![0; INDEX_CHUNK.min(self.header.sample_count as usize)];
@@ -171,7 +172,7 @@ impl Shard {
         self.layout.table_at - HEADER_BYTES
     }
 
-    /// Reads all blocks of the shard and checks them; calls `done` with the bytes of each.
+    /// Reads and verifies all blocks of the shard. Calls `done` with the bytes of each.
     pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
         use rayon::prelude::*;
         (0..self.blocks.len()).into_par_iter().try_for_each(|block| {
@@ -180,7 +181,7 @@ impl Shard {
         })
     }
 
-    /// Copies bytes between header and table, from blocks that match their checksums.
+    /// Copies bytes between header and table. Verifies blocks that were not verified before.
     fn read_checked(&self, at: u64, dest: &mut [u8]) -> Result<(), DataError> {
         let Some(last) = (at - HEADER_BYTES + dest.len() as u64).checked_sub(1) else {
             return Ok(());
@@ -194,11 +195,11 @@ impl Shard {
         Ok(self.file.read(at, dest)?)
     }
 
-    /// Compares a block with its checksum, and returns its range of bytes.
+    /// Verifies the checksum of a block, and returns its length in bytes.
     fn check_block(&self, block: usize) -> Result<u64, DataError> {
         let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
         let end = (start + BLOCK_BYTES).min(self.layout.table_at);
-        // On the stack: loading does not allocate.
+        // On the stack, so that loading does not allocate.
         let mut bytes = [0; CHECK_CHUNK];
         let mut hasher = crc32fast::Hasher::new();
         for at in (start..end).step_by(CHECK_CHUNK) {

@@ -9,37 +9,39 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
 
-/// Processes that may end inside of row groups of a file, if what is damaged is skipped. Each may take a minute.
+/// How many workers may die inside a row group of a file when damaged groups are skipped. Each may
+/// take a minute.
 const RESTARTS_MAX: usize = 8;
 
-/// A file that is being read. The thread that opened it must read it: the system ends the process with that thread.
+/// A file that is being read. The thread that opened it must read it, because the system kills the
+/// worker when that thread exits.
 pub(crate) struct Table {
     path: PathBuf,
     command: WorkerCommand,
     if_damaged: IfDamaged,
     process: Process,
-    /// In all.
+    /// Total rows.
     rows: u64,
-    /// Row groups that were begun, by all processes.
+    /// Row groups started, by all workers.
     groups: u64,
-    /// Rows of the last of them that have not come.
+    /// Rows of the current group that have not arrived.
     rows_left: u64,
     restarts_left: usize,
 }
 
-/// What to do about a row group that cannot be read to its end.
+/// What to do with a row group that cannot be read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IfDamaged {
     Fail,
-    /// Continue with the next one.
+    /// Continue with the next group.
     Skip,
 }
 
-/// Something that a table has.
+/// An item of a table.
 pub(crate) enum TableItem {
-    /// A row as JSON, or what is wrong with it.
+    /// A row as JSON, or the problem with it.
     Row(Result<String, String>),
-    /// The rest of a row group, which cannot be read.
+    /// The rest of a row group that cannot be read.
     Lost { rows: u64, problem: String },
 }
 
@@ -71,7 +73,7 @@ impl Table {
         self.rows
     }
 
-    /// The next row, or what there is in place of some.
+    /// The next row, or a run of rows that were lost.
     pub(crate) fn next(&mut self) -> Result<Option<TableItem>, DataError> {
         loop {
             let Some((kind, bytes)) = self.process.frame() else {
@@ -112,7 +114,7 @@ impl Table {
         }
     }
 
-    /// What is left of the row group does not come.
+    /// Gives up the rest of the row group.
     fn lost(&mut self, problem: String) -> Option<TableItem> {
         let rows = std::mem::take(&mut self.rows_left);
         (rows > 0).then_some(TableItem::Lost { rows, problem })
@@ -124,7 +126,8 @@ impl Table {
 }
 
 impl Process {
-    /// Starts one that sends the rows from a row group on; also says how many rows the file has.
+    /// Starts a worker that sends the rows from a row group on. Also returns how many rows the file
+    /// has.
     fn start(
         path: &Path,
         command: &WorkerCommand,
@@ -148,7 +151,7 @@ impl Process {
             skip_damaged: if_damaged == IfDamaged::Skip,
         };
         let begin = command.begin(Task::Table(open), &[]).map_err(no_start)?;
-        // A process that ended already is reported below.
+        // A process that has already exited is reported below.
         input.write_all(&begin).ok();
         let (kind, bytes) = process.frame().ok_or_else(|| bad(process.ended()))?;
         match (kind, bytes.first_chunk()) {
@@ -158,7 +161,7 @@ impl Process {
         }
     }
 
-    /// What it sends next; none if it ended or sends nonsense.
+    /// The next frame. `None` if the worker exited or sends garbage.
     fn frame(&mut self) -> Option<(u8, Vec<u8>)> {
         let mut bytes = read_frame(&mut self.frames).ok()??;
         if bytes.is_empty() {
@@ -168,7 +171,7 @@ impl Process {
         Some((kind, bytes))
     }
 
-    /// It is gone: describes how it ended.
+    /// Kills the worker and describes how it ended.
     fn ended(&mut self) -> String {
         self.child.kill().ok();
         let how = match self.child.wait() {
@@ -184,7 +187,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It holds nothing that must be saved.
+        // It has no state to save.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,11 +1,11 @@
-//! A row of a table as the JSON object that a line of JSONL would have.
+//! Converts a row of a table to the equivalent JSONL object.
 
 use crate::pack::{Cell, RecordJson};
 use parquet::record::{Field, Row};
 use serde::Serialize;
 
-/// The row as JSON, or what is wrong with it. What is null is left out: exports of JSON have it where a field was
-/// absent.
+/// The row as JSON, or the problem with it. Skips nulls, because tables exported from JSON have
+/// them where a field was absent.
 pub(super) fn object(row: &Row) -> Result<String, String> {
     let mut json = RecordJson::new();
     let mut written = String::new();
@@ -28,7 +28,7 @@ pub(super) fn object(row: &Row) -> Result<String, String> {
     Ok(json.finish())
 }
 
-/// Appends a value, with the fields of structs in their order.
+/// Appends a value. Struct fields keep their order.
 fn write(field: &Field, out: &mut String) -> Result<(), String> {
     match field {
         Field::Null => out.push_str("null"),
@@ -89,7 +89,7 @@ fn write_pair(name: &str, field: &Field, out: &mut String) -> Result<(), String>
     write(field, out)
 }
 
-/// A plain value; what is not finite is null.
+/// A scalar value. Non-finite numbers become null.
 fn put(value: &(impl Serialize + ?Sized), out: &mut String) -> Result<(), String> {
     out.push_str(&serde_json::to_string(value).map_err(|error| error.to_string())?);
     Ok(())

@@ -1,7 +1,6 @@
 //! Tables in the Parquet format, read by a worker process.
 //!
-//! The process sends each row as the JSON object that a line of JSONL would have, so that nothing after this knows
-//! about Parquet.
+//! The worker sends each row as the equivalent JSONL object, so no later stage depends on Parquet.
 
 mod client;
 mod json;
@@ -10,20 +9,20 @@ mod worker;
 pub(crate) use client::{IfDamaged, Table, TableItem};
 pub(crate) use worker::{MEMORY_BYTES_MAX, OpenTable, SECONDS_MAX, serve};
 
-/// The first byte of a frame: what the rest of it is.
+/// The first byte of a frame: its type.
 mod frame {
-    /// JSON: how many rows there are.
+    /// The number of rows, as `u64`.
     pub(super) const OPENED: u8 = 0;
     /// A row, as JSON.
     pub(super) const ROW: u8 = 1;
-    /// Why a row cannot be packed.
+    /// The problem with a row.
     pub(super) const BAD_ROW: u8 = 2;
-    /// Why nothing more comes.
+    /// The error that ended the stream.
     pub(super) const FAILED: u8 = 3;
-    /// There are no more rows.
+    /// The end of the rows.
     pub(super) const END: u8 = 4;
-    /// A row group begins: how many rows it has.
+    /// The start of a row group: its number of rows, as `u64`.
     pub(super) const GROUP: u8 = 5;
-    /// Why the rest of the row group cannot be read; the next group follows.
+    /// Why the rest of the row group cannot be read. The next group follows.
     pub(super) const DAMAGED: u8 = 6;
 }

@@ -18,34 +18,34 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use storm_files::open_plain;
 
-/// Address space limit of the process. It holds a page of each column, decompressed.
+/// Address space limit of the process. It holds one decompressed page per column.
 pub(crate) const MEMORY_BYTES_MAX: u64 = 2 << 30;
 
-/// The longest description of a file. Those of a million pages are shorter.
+/// Size limit of the file metadata. A million pages need less.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 const ROW_GROUPS_MAX: usize = 1 << 20;
 const MAGIC: [u8; 4] = *b"PAR1";
 
-/// Rows that are decoded at once.
+/// Rows decoded at once.
 const BATCH_ROWS: usize = 64;
 
-/// Processor time for [`RENEWED_BYTES`] of rows.
+/// CPU seconds per [`RENEWED_BYTES`] of rows.
 pub(crate) const SECONDS_MAX: u64 = 60;
 
-/// Bytes of rows after which the process may take processor time again.
+/// Bytes of rows after which the CPU time limit is renewed.
 const RENEWED_BYTES: usize = 1 << 20;
 
-/// What fails if it panics.
+/// The subject of the error message if it panics.
 const CODE: &str = "the code that reads Parquet";
 
 /// The file to read.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct OpenTable {
-    /// Its path, as the system has it.
+    /// The raw bytes of its path.
     pub(super) path: Vec<u8>,
     /// The first row group to read.
     pub(super) first_group: u64,
-    /// Whether the groups after one that cannot be read are.
+    /// Whether to continue with the next group after one that cannot be read.
     pub(super) skip_damaged: bool,
 }
 
@@ -75,11 +75,12 @@ fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Resu
     let mut renewal = Renewal { time, sent: 0 };
     for (number, group) in metadata.row_groups().iter().enumerate().skip(first) {
         let rows = group.num_rows().to_le_bytes();
-        // At once: reading the group may end this process.
+        // Flushed now, because reading the group may kill this process.
         write_frame(output, &[&[frame::GROUP], &rows]).map_err(words)?;
         let begin = || {
             let group = reader.get_row_group(number).map_err(|error| error.to_string())?;
-            // What the library calls `RowIter` decodes more rows at once, and a damaged page would cost all of them.
+            // The library's `RowIter` decodes more rows at once, and a damaged page would lose all
+            // of them.
             TreeBuilder::new()
                 .with_batch_size(BATCH_ROWS)
                 .as_iter(Arc::clone(&columns), &*group)
@@ -89,7 +90,7 @@ fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Resu
         match guarded(CODE, begin) {
             Ok(()) => {}
             Err(problem) if open.skip_damaged => {
-                // A pipe that is broken ends this as well.
+                // This also ends on a broken pipe.
                 write_frame(output, &[&[frame::DAMAGED], problem.as_bytes()]).map_err(words)?;
             }
             Err(problem) => return Err(problem),
@@ -98,7 +99,7 @@ fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Resu
     Ok(())
 }
 
-/// Renews the processor time as rows are sent.
+/// Renews the CPU time limit as rows are sent.
 struct Renewal<'a> {
     time: &'a ProcessorTime,
     sent: usize,
@@ -138,7 +139,7 @@ fn send_group(
     Ok(())
 }
 
-/// Looks at how long the description of the file is before it is read.
+/// Checks the length of the file metadata before it is read.
 fn check_tail(file: &mut File) -> io::Result<Result<(), String>> {
     let bytes = file.metadata()?.len();
     let mut ends = [0; 12];
@@ -158,7 +159,7 @@ fn check_tail(file: &mut File) -> io::Result<Result<(), String>> {
     })
 }
 
-/// The columns that records are made of.
+/// The columns that records use.
 fn projection(metadata: &ParquetMetaData) -> Result<Type, String> {
     let schema = metadata.file_metadata().schema();
     let all = schema.get_fields();
@@ -172,7 +173,7 @@ fn projection(metadata: &ParquetMetaData) -> Result<Type, String> {
     builder.build().map_err(|error| error.to_string())
 }
 
-/// Counts the rows, and refuses what cannot be read.
+/// Counts the rows, and rejects groups that cannot be read.
 fn check_groups(metadata: &ParquetMetaData) -> Result<u64, String> {
     let groups = metadata.row_groups();
     if groups.len() > ROW_GROUPS_MAX {

@@ -1,4 +1,4 @@
-//! Every byte is a token.
+//! The byte tokenizer: every byte is a token.
 
 use super::{TokenizerInfo, TokenizerKind};
 
@@ -19,7 +19,7 @@ pub(super) fn encode(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// The end of text has no text.
+/// The end-of-text token decodes to nothing.
 pub(super) fn decode(ids: &[u32]) -> String {
     let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -11,40 +11,41 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// A chat as tokens, and whether each is learned.
+/// The tokens of a chat, and whether each counts in the loss.
 #[derive(Debug, Default)]
 pub(crate) struct EncodedChat {
     pub(crate) tokens: Vec<u32>,
     pub(crate) learned: Vec<bool>,
 }
 
-/// A chat as tokens, up to where an answer follows.
+/// The tokens of a chat, up to where the answer starts.
 pub(super) enum Prompted {
     Tokens(Vec<u32>),
-    /// What is wrong with the chat.
+    /// The problem with the chat.
     Refused(String),
 }
 
 /// The reply to a request.
 enum Reply {
     Done(Vec<u8>),
-    /// The request cannot be used, and why.
+    /// Why the request is invalid.
     Refused(String),
 }
 
-/// What the process wrote; none at its end.
+/// A frame from the process. `None` at its end.
 type Frame = io::Result<Option<Vec<u8>>>;
 
-/// A running tokenizer.
+/// A running tokenizer process.
 #[derive(Debug)]
 pub(super) struct Worker {
     child: Child,
     input: ChildStdin,
     replies: Receiver<Frame>,
     reply_time_max: Duration,
-    /// Of the tokenizer, for messages.
+    /// The tokenizer's path, for messages.
     path: PathBuf,
-    /// Why it can no longer be used: a late reply would be taken for the reply to another request.
+    /// Why it can no longer be used. A late reply would be mistaken for the reply to another
+    /// request.
     broken: Option<String>,
 }
 
@@ -119,7 +120,7 @@ impl Worker {
         String::from_utf8(reply).map_err(|_| self.nonsense())
     }
 
-    /// The tokens of a chat, or what is wrong with it.
+    /// The tokens of a chat, or the problem with it.
     pub(super) fn chat(
         &mut self,
         json: &[u8],
@@ -193,7 +194,7 @@ impl Worker {
             return Err(self.problem(problem.clone()));
         }
         let mut reply = match send(&mut self.input) {
-            // A process that is gone may have sent the reason before it ended.
+            // A process that has exited may have sent the reason first.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.give_up(format!("its process takes no requests: {error}")));
             }
@@ -217,7 +218,7 @@ impl Worker {
         }
     }
 
-    /// Ends the process. Later requests fail with this reason.
+    /// Kills the process. Later requests fail with this reason.
     fn give_up(&mut self, problem: String) -> DataError {
         self.child.kill().ok();
         self.broken = Some(problem.clone());
@@ -232,7 +233,7 @@ impl Worker {
         self.problem("its process answered what makes no sense".to_owned())
     }
 
-    /// The process is gone: describes how it ended.
+    /// Kills the process and describes how it ended.
     fn ended(&mut self) -> DataError {
         self.child.kill().ok();
         let how = match self.child.wait() {
@@ -246,10 +247,10 @@ impl Worker {
     }
 }
 
-/// Starts the process, and a thread that reads its replies so that we can stop waiting for one.
+/// Starts the process, and a thread that reads its replies so that waiting can time out.
 ///
-/// That thread also starts the process: the system kills the process when the *thread* that started it ends, and
-/// this thread lives as long as a reply can arrive.
+/// That thread also starts the process, because the system kills the process when the *thread* that
+/// started it exits. This thread lives as long as a reply can arrive.
 fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Frame>)> {
     let mut process = command.process();
     process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -279,7 +280,7 @@ fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Fra
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It holds nothing that must be saved.
+        // It has no state to save.
         self.child.kill().ok();
         self.child.wait().ok();
     }

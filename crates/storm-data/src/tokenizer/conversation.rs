@@ -1,4 +1,4 @@
-//! Prompts from chats, for a model to answer.
+//! Renders chats into prompts for a model to answer.
 
 use super::chat::ChatTemplate;
 use super::client::Prompted;
@@ -13,7 +13,7 @@ use std::path::Path;
 pub struct ChatMessage {
     /// `system`, `user`, `assistant`, …
     pub role: String,
-    /// What it says.
+    /// Its text.
     pub content: String,
 }
 
@@ -24,7 +24,7 @@ impl ChatMessage {
     }
 }
 
-/// A tokenizer that renders chats, and what ends an answer in them.
+/// A tokenizer that renders chats and knows which tokens end an answer.
 #[derive(Debug)]
 pub struct ChatTokenizer {
     tokenizer: Tokenizer,
@@ -33,7 +33,7 @@ pub struct ChatTokenizer {
     line_ends: bool,
 }
 
-/// What is sent to the process.
+/// The request to the process.
 #[derive(Serialize)]
 struct Chat<'a> {
     messages: &'a [ChatMessage],
@@ -68,21 +68,22 @@ impl ChatTokenizer {
         &self.tokenizer
     }
 
-    /// The tokens that end an answer: the tokenizer's end of text, and what the template writes after an answer.
+    /// The tokens that end an answer: the tokenizer's end of text, and the token that the template
+    /// writes after an answer.
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
 
-    /// Whether the end of a line ends an answer.
+    /// Whether a line break ends an answer.
     pub fn line_ends(&self) -> bool {
         self.line_ends
     }
 
-    /// The tokens of a chat up to the point where the assistant answers, as from `transformers.apply_chat_template`
-    /// with `add_generation_prompt`.
+    /// The tokens of a chat up to the point where the assistant answers, as from
+    /// `apply_chat_template` of `transformers` with `add_generation_prompt`.
     ///
     /// # Errors
-    /// The template refuses the chat, or the tokenizer fails on it.
+    /// The template rejects the chat, or the tokenizer fails on it.
     pub fn prompt(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, DataError> {
         let json = self.json(messages)?;
         let Backend::Worker(worker) = &self.tokenizer.backend else {
@@ -103,7 +104,7 @@ impl ChatTokenizer {
             }
         }
         let chat = [ChatMessage::new("user", "a"), ChatMessage::new("assistant", "b")];
-        // A template that does not reveal what an answer is can still render prompts.
+        // A template whose answers cannot be located can still render prompts.
         let Ok(answered) = self.tokenizer.chat(&self.json(&chat)?)? else { return Ok(ends) };
         let learned =
             answered.tokens.iter().zip(&answered.learned).filter(|(_, learned)| **learned);
@@ -115,9 +116,9 @@ impl ChatTokenizer {
         Ok(ends)
     }
 
-    /// Whether a token is more than its text.
+    /// Whether a token is special, not just its text.
     fn is_special(&self, id: u32) -> Result<bool, DataError> {
-        // Tested inside a word: some vocabularies also contain special tokens as words.
+        // Tested inside a word, because some vocabularies also contain special tokens as words.
         let text = format!("a{}a", self.tokenizer.decode(&[id])?);
         let has = |special: SpecialTokens| -> Result<bool, DataError> {
             let ids = self.tokenizer.encode_all(&[&text], special)?;

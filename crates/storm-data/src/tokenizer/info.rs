@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A larger vocabulary is a mistake: its embedding alone would not fit on a GPU.
+/// Sanity limit: the embedding of a larger vocabulary would not fit on a GPU.
 pub(super) const VOCABULARY_MAX: u32 = 1 << 28;
 
-/// What a tokenizer is.
+/// The type of a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerKind {
@@ -17,7 +17,7 @@ pub enum TokenizerKind {
     HuggingFace,
 }
 
-/// The marks around a message in ChatML.
+/// The tokens around a message in ChatML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatTokens {
@@ -27,26 +27,26 @@ pub struct ChatTokens {
     pub end: u32,
 }
 
-/// What is known about a tokenizer; stored with the data that it encoded.
+/// Properties of a tokenizer, stored with the data that it encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerInfo {
-    /// Which one.
+    /// Its type.
     pub kind: TokenizerKind,
-    /// Ids are below it.
+    /// All ids are below this.
     pub vocabulary: u32,
-    /// Between documents.
+    /// The token between documents.
     pub end_of_text: Option<u32>,
-    /// Before each document, if the tokenizer uses one.
+    /// The token before each document, if the tokenizer uses one.
     pub begin_of_text: Option<u32>,
-    /// For chats, if the tokenizer has them.
+    /// The ChatML tokens, if the tokenizer has them.
     pub chat: Option<ChatTokens>,
-    /// SHA-256 of `tokenizer.json`. Without it, such a tokenizer is unknown.
+    /// SHA-256 of `tokenizer.json`. Without it, the tokenizer cannot be identified.
     pub sha256: Option<String>,
 }
 
 impl TokenizerInfo {
-    /// Whether it is not known which `tokenizer.json` it was.
+    /// Whether it is unknown which `tokenizer.json` this was.
     pub fn is_unknown(&self) -> bool {
         self.kind == TokenizerKind::HuggingFace && self.sha256.is_none()
     }
@@ -79,7 +79,7 @@ impl TokenizerSource {
         }
     }
 
-    /// Identifies a `tokenizer.json` by its bytes, as datasets do; none for the byte tokenizer.
+    /// SHA-256 of `tokenizer.json`, as in datasets. `None` for the byte tokenizer.
     ///
     /// # Errors
     /// If the file cannot be read.

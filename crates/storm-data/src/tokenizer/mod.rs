@@ -1,6 +1,7 @@
 //! Converts text to token ids and back.
 //!
-//! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter runs in a worker process.
+//! There are two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter
+//! runs in a worker process.
 
 mod bytes;
 pub(crate) mod chat;
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// How special tokens that are spelled out in a text are treated.
+/// How special tokens that are spelled out in text are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpecialTokens {
     /// As tokens, like `transformers`.
@@ -35,17 +36,17 @@ pub enum SpecialTokens {
     AsText,
 }
 
-/// What a process serves.
+/// What a worker process serves.
 pub(crate) struct Served<'a> {
-    /// For messages.
+    /// The tokenizer's path, for messages.
     pub(crate) path: &'a Path,
-    /// A `tokenizer.json`; none for bytes.
+    /// The contents of `tokenizer.json`. `None` for bytes.
     pub(crate) json: Option<&'a [u8]>,
     pub(crate) end_of_text: Option<&'a str>,
     pub(crate) chat: Option<&'a ChatSetup>,
 }
 
-/// Encodes and decodes.
+/// Converts between text and token ids.
 #[derive(Debug)]
 pub struct Tokenizer {
     info: TokenizerInfo,
@@ -59,12 +60,13 @@ enum Backend {
 }
 
 impl Tokenizer {
-    /// The 256 bytes, followed by an end of text.
+    /// The byte tokenizer: 256 bytes, followed by an end-of-text token.
     pub fn bytes() -> Tokenizer {
         Tokenizer { info: bytes::info(), backend: Backend::Bytes }
     }
 
-    /// Opens a tokenizer. `end_of_text` names the token between documents if it is not a common one.
+    /// Opens a tokenizer. `end_of_text` names the token between documents if it is not a common
+    /// one.
     ///
     /// # Errors
     /// If the file cannot be used, or has no such token.
@@ -122,7 +124,7 @@ impl Tokenizer {
         Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
     }
 
-    /// What is known about it.
+    /// Its properties.
     pub fn info(&self) -> &TokenizerInfo {
         &self.info
     }
@@ -151,8 +153,8 @@ impl Tokenizer {
         self.encode_as(ask, texts)
     }
 
-    /// Encodes a text as `transformers` does by default: special tokens written in it are tokens, and
-    /// the tokenizer adds its own around it.
+    /// Encodes a text as `transformers` does by default: special tokens written in it are tokens,
+    /// and the tokenizer adds its own around it.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -167,7 +169,7 @@ impl Tokenizer {
         }
     }
 
-    /// Renders and encodes the JSON of a chat; the inner error is the chat's.
+    /// Renders and encodes a chat given as JSON. The inner error concerns this chat alone.
     pub(crate) fn chat(&self, json: &[u8]) -> Result<Result<EncodedChat, String>, DataError> {
         match &self.backend {
             Backend::Bytes => Ok(Err("no process was started that renders chats".to_owned())),
@@ -175,7 +177,7 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes ids. Special tokens are written out; invalid UTF-8 is replaced.
+    /// Decodes ids. Special tokens are written out. Invalid UTF-8 is replaced.
     ///
     /// # Errors
     /// If the tokenizer fails on them.
@@ -186,18 +188,18 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes ids one after another.
+    /// Decodes ids one by one.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self, &[])
     }
 
-    /// Decodes ids one by one, as a continuation of these, so that a space between them is kept.
+    /// Decodes ids one by one as a continuation of `before`, so that a space between them is kept.
     pub fn stream_after(&self, before: &[u32]) -> DecodeStream<'_> {
         DecodeStream::new(self, before)
     }
 }
 
-/// If a thread panicked while holding the lock, the worker reports its own failures.
+/// A poisoned lock is usable, because the worker reports its own failures.
 fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
     worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -4,15 +4,15 @@ use super::chat::ChatSetup;
 use super::{ChatTokens, TokenizerKind};
 use serde::{Deserialize, Serialize};
 
-/// The kind of a request; its first byte.
+/// The type of a request, its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Special tokens that are written out are text.
+    /// Treats special tokens in the text as text.
     EncodeText = 1,
     Decode = 2,
-    /// They are tokens.
+    /// Treats special tokens in the text as tokens.
     EncodeParsed = 3,
-    /// They are tokens, and the tokenizer adds its own around the text.
+    /// As [`Ask::EncodeParsed`], and the tokenizer adds its own special tokens.
     EncodePrompt = 4,
     Chat = 5,
     /// A chat up to the point where the assistant answers.
@@ -25,16 +25,17 @@ pub(super) const FAILED: u8 = 1;
 /// The request itself was invalid.
 pub(super) const REFUSED: u8 = 2;
 
-/// Set in the learned ids of a chat. No id uses this bit: vocabularies are smaller.
+/// Set in the ids of a chat that count in the loss. No id uses this bit, because vocabularies are
+/// smaller.
 pub(super) const LEARNED: u32 = 1 << 31;
 
-/// What is asked first, before the bytes of `tokenizer.json`.
+/// The first request, sent before the bytes of `tokenizer.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Open {
     pub(super) kind: TokenizerKind,
-    /// How chats become text, if there are any.
+    /// How to render chats, if there are any.
     pub(super) chat: Option<ChatSetup>,
-    /// The name of the end of text, if it was chosen.
+    /// The name of the end-of-text token, if one was chosen.
     pub(super) end_of_text: Option<String>,
 }
 
@@ -47,12 +48,12 @@ pub(super) struct Opened {
     pub(super) chat: Option<ChatTokens>,
 }
 
-/// Numbers as bytes.
+/// Appends numbers in little-endian order.
 pub(super) fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u32>) {
     bytes.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
 }
 
-/// Takes a number from the front.
+/// Takes a number from the start.
 pub(super) fn take(bytes: &mut &[u8]) -> Option<u32> {
     let (number, rest) = bytes.split_first_chunk()?;
     *bytes = rest;

@@ -3,17 +3,18 @@
 use super::Tokenizer;
 use crate::DataError;
 
-/// Tokens after which text is emitted although it seems to end in the middle of a character: no character needs
-/// this many tokens.
+/// After this many tokens, text is emitted even if it seems to end inside a character. No character
+/// needs this many tokens.
 const INCOMPLETE_MAX: usize = 8;
 
-/// Turns ids into text as they arrive. A character of several tokens is emitted with its last one.
+/// Decodes ids as they arrive. A character made of several tokens is emitted with the last of them.
 #[derive(Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens emitted last, which decide about spaces between words, and those not emitted yet.
+    /// The last tokens emitted, which determine the spaces between words, and those not emitted
+    /// yet.
     ids: Vec<u32>,
-    /// How many of those were emitted.
+    /// How many of `ids` were emitted.
     given: usize,
 }
 
@@ -24,7 +25,7 @@ impl<'a> DecodeStream<'a> {
         DecodeStream { tokenizer, given: ids.len(), ids }
     }
 
-    /// Takes a token; returns the text that is complete with it, which may be none.
+    /// Takes a token and returns the text that it completes, possibly empty.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -40,7 +41,7 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// What is left at the end: an incomplete character.
+    /// The rest at the end: an incomplete character, if any.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -50,11 +51,12 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// The text of the tokens not emitted yet, as it reads after those that were.
+    /// The text of the tokens not emitted yet, in the context of those that were.
     fn pending(&self) -> Result<String, DataError> {
         let before = self.tokenizer.decode(&self.ids[..self.given])?;
         let all = self.tokenizer.decode(&self.ids)?;
-        // Decoders that join words may change the end of text that was already emitted; it is not emitted twice.
+        // Decoders that join words may change the end of text that was already emitted. It is not
+        // emitted twice.
         let same = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
         let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
         Ok(all[same..].to_owned())

@@ -1,4 +1,5 @@
-//! The worker process of a tokenizer: it reads requests from standard input and writes replies to standard output.
+//! The worker process of a tokenizer. It reads requests from standard input and writes replies to
+//! standard output.
 
 use super::chat::{ChatSetup, Chats, Frame, KnownTokens, Rendered};
 use super::info::VOCABULARY_MAX;
@@ -12,13 +13,13 @@ use tokenizers::Tokenizer;
 /// Address space limit of the process. The largest common tokenizers need a few hundred megabytes.
 pub(crate) const MEMORY_BYTES_MAX: u64 = 4 << 30;
 
-/// What fails if it panics.
+/// The subject of the error message if it panics.
 const CODE: &str = "the tokenizer's code";
 
-/// Names of the end of a document, in order of preference.
+/// Names of the end-of-text token, in order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
-/// Most tokens per byte of text. Normalization makes some characters longer, but none this much.
+/// Limit on tokens per byte of text. Normalization lengthens some characters, but none this much.
 const TOKENS_PER_BYTE_MAX: usize = 16;
 
 /// Serves requests until there are no more.
@@ -50,7 +51,7 @@ pub(crate) fn serve(
 
 fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     let mut tokenizer = Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
-    // No truncation and no padding.
+    // Disable truncation and padding.
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
     tokenizer.with_padding(None);
     let largest = tokenizer.get_vocab(true).into_values().max();
@@ -75,7 +76,7 @@ fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     Ok((tokenizer, opened))
 }
 
-/// The one token that the tokenizer adds before every text, if it does.
+/// The single token that the tokenizer adds before every text, if it adds one.
 fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
     let encode = |special: bool| {
         let encoding = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;
@@ -88,7 +89,7 @@ fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
     })
 }
 
-/// What this process serves.
+/// The state of the worker.
 struct Serving {
     encoder: Encoder,
     opened: Opened,
@@ -120,7 +121,7 @@ impl Serving {
         Ok((serving, opened))
     }
 
-    /// The reply to a request; the inner error is about the request itself.
+    /// The reply to a request. The inner error concerns the request itself.
     fn answer(&mut self, request: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
         let (&ask, rest) = request.split_first().ok_or("an empty request")?;
         let asks = [
@@ -179,7 +180,7 @@ impl Serving {
         Ok(text.into_bytes())
     }
 
-    /// The chat renderer, created for the first chat; the inner error is the template's.
+    /// The chat renderer, created for the first chat. The inner error is the template's.
     fn chats(&mut self) -> Result<Result<(&Chats, Frame), String>, String> {
         let Some(setup) = &self.setup else { return Err("chats were not asked for".to_owned()) };
         if self.chats.is_none() {
@@ -241,7 +242,7 @@ impl Encoder {
         known
     }
 
-    /// The ids of a rendered chat, with a mark on learned ones: those that contain any learned text.
+    /// The ids of a rendered chat. Those that contain any text that counts in the loss are marked.
     fn encode_chat(&mut self, rendered: &Rendered) -> Result<Vec<u32>, String> {
         let (mut ids, offsets): (Vec<u32>, Vec<(usize, usize)>) = match self {
             Encoder::Bytes => {
@@ -269,7 +270,7 @@ impl Encoder {
 }
 
 fn check_count(tokens: usize, text: &str) -> Result<(), String> {
-    // Plus the special tokens around a text.
+    // Integer division leaves room for the special tokens around a text.
     match tokens / TOKENS_PER_BYTE_MAX > text.len() {
         true => Err(format!("it makes {tokens} tokens of {} bytes of text", text.len())),
         false => Ok(()),

@@ -1,17 +1,17 @@
-//! Frames between a process and its worker: a length and that many bytes.
+//! Frames between a process and its worker: a length, then that many bytes.
 
 use std::io::{self, Read, Write};
 
-/// The longest frame: the largest tokenizer, or the ids of a batch of texts.
+/// Frame size limit: enough for the largest tokenizer, or the ids of a batch of texts.
 const FRAME_BYTES_MAX: u32 = 512 << 20;
 
-/// Writes a frame that must arrive now.
+/// Writes a frame and flushes it.
 pub(crate) fn write_frame(out: &mut impl Write, parts: &[&[u8]]) -> io::Result<()> {
     put_frame(out, parts)?;
     out.flush()
 }
 
-/// Writes a frame that may wait for others.
+/// Writes a frame without flushing.
 pub(crate) fn put_frame(out: &mut impl Write, parts: &[&[u8]]) -> io::Result<()> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let length = u32::try_from(length).ok().filter(|&length| length <= FRAME_BYTES_MAX);
@@ -20,7 +20,7 @@ pub(crate) fn put_frame(out: &mut impl Write, parts: &[&[u8]]) -> io::Result<()>
     parts.iter().try_for_each(|part| out.write_all(part))
 }
 
-/// The next frame; none at the end.
+/// The next frame. `None` at the end.
 pub(crate) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     match input.read_exact(&mut length) {
@@ -31,7 +31,7 @@ pub(crate) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     if length > FRAME_BYTES_MAX {
         return Err(io::Error::other("a message that is too long"));
     }
-    // Allocate memory as bytes arrive, not as they are announced.
+    // Allocate as bytes arrive, not by the announced length.
     let mut bytes = Vec::new();
     input.take(u64::from(length)).read_to_end(&mut bytes)?;
     match bytes.len() == length as usize {

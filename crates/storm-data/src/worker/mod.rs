@@ -1,8 +1,9 @@
-//! The process that runs third-party code on untrusted files: tokenizers, and tables in Parquet.
+//! A separate process for third-party code that reads untrusted files: tokenizers, and Parquet
+//! tables.
 //!
-//! Such code panics on some files; others make it use all memory, overflow its stack or loop forever. Most of this
-//! cannot be caught in the same process, so it runs in a separate one with limits. If that one fails, the process that
-//! started it survives and reports it.
+//! Such code panics on some files. Other files make it use all memory, overflow its stack or loop
+//! forever. Most of this cannot be caught in the same process, so it runs in a separate one with
+//! limits. If the worker fails, its parent survives and reports the failure.
 
 mod frames;
 
@@ -25,15 +26,15 @@ use std::time::Duration;
 /// Default time limit for one request, a batch of about a megabyte of text.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs third-party code. It must call [`run_worker`] in the process that is started; a wrapper must
-/// `exec` it.
+/// The program that runs third-party code. It must call [`run_worker`] in the process that is
+/// started. A wrapper must `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// Its path.
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The time limit for one request: a batch of about a megabyte of text.
+    /// The time limit for one request, a batch of about a megabyte of text.
     pub reply_time_max: Duration,
 }
 
@@ -41,11 +42,11 @@ impl WorkerCommand {
     /// The running program, called with these arguments.
     ///
     /// # Errors
-    /// If the system does not say where the program is.
+    /// If the path of the program is unknown.
     pub fn this_program<A: Into<OsString>>(
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<WorkerCommand, DataError> {
-        // The file may have been replaced since; this path names the running one.
+        // The file may have been replaced since. This path names the running one.
         let running = Path::new("/proc/self/exe");
         let program = match running.exists() {
             true => running.to_owned(),
@@ -61,11 +62,12 @@ impl WorkerCommand {
         process
     }
 
-    /// The first frame to the process: its task, and the bytes that belong to it.
+    /// The first frame to the process: its task, and the payload of the task.
     pub(crate) fn begin(&self, task: Task, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let begin = Begin {
             parent: rustix::process::getpid().as_raw_nonzero().get(),
-            // Longer than the wait for a reply, so the wait ends first: its error says more.
+            // Longer than the wait for a reply, so the wait times out first: its error message is
+            // more specific.
             request_seconds_max: self.reply_time_max.as_secs().saturating_add(2),
             task,
         };
@@ -77,17 +79,17 @@ impl WorkerCommand {
     }
 }
 
-/// What a process is told first.
+/// The first message to a worker.
 #[derive(Serialize, Deserialize)]
 struct Begin {
-    /// The requesting process: the worker ends with it.
+    /// The requesting process. The worker exits with it.
     parent: i32,
-    /// Processor time for a request.
+    /// CPU time limit per request.
     request_seconds_max: u64,
     task: Task,
 }
 
-/// What a process is for.
+/// The task of a worker.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
@@ -95,7 +97,7 @@ pub(crate) enum Task {
     Table(table::OpenTable),
 }
 
-/// Renews the processor time of the process, so that all of its work may take as long as it needs.
+/// Renews the CPU time limit before each unit of work, so the total is unlimited.
 pub(crate) struct ProcessorTime {
     seconds: u64,
 }
@@ -103,7 +105,7 @@ pub(crate) struct ProcessorTime {
 impl ProcessorTime {
     pub(crate) fn renew(&self) -> io::Result<()> {
         let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
-        // Rounded up: the limit is in whole seconds.
+        // Rounded up, because the limit is in whole seconds.
         let limit = u64::try_from(used).unwrap_or(0).saturating_add(1).saturating_add(self.seconds);
         let maximum = getrlimit(Resource::Cpu).maximum;
         let current = Some(maximum.map_or(limit, |maximum| limit.min(maximum)));
@@ -111,18 +113,18 @@ impl ProcessorTime {
     }
 }
 
-/// Does what the process that started this one asks for, until there is nothing left. For a program that does nothing
-/// else: it limits memory and processor time of the process, and the system kills it when the thread that started it
-/// ends.
+/// Serves the requests of the parent process until there are no more. For a program that does
+/// nothing else: it limits the memory and CPU time of the process, and the system kills the process
+/// when the thread that started it exits.
 ///
 /// # Errors
 /// If the requesting process is gone.
 pub fn run_worker() -> io::Result<()> {
-    // An endless regular expression would continue to run although nothing reads its reply.
+    // Otherwise an endless regular expression would keep running although nothing reads the reply.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     limit(Resource::Core, 0)?;
     limit(Resource::As, tokenizer::MEMORY_BYTES_MAX)?;
-    // The message of a panic goes into the reply.
+    // Panic messages go into the reply.
     std::panic::set_hook(Box::new(|_| {}));
     let input = &mut BufReader::new(io::stdin());
     let output = &mut BufWriter::with_capacity(1 << 16, io::stdout());
@@ -152,7 +154,7 @@ pub fn run_worker() -> io::Result<()> {
     }
 }
 
-/// Lowers a limit of the process; a lower existing one stays.
+/// Lowers a resource limit. An existing lower one stays.
 fn limit(resource: Resource, most: u64) -> io::Result<()> {
     let limit = getrlimit(resource).current.map_or(most, |current| current.min(most));
     Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?)

@@ -1,4 +1,4 @@
-//! What a loader goes through.
+//! The rows that a loader iterates over.
 
 use super::memory::Load;
 use super::rows::{RowsOf, TokenRows};
@@ -32,7 +32,7 @@ impl Content {
         Content { rows: Arc::new(RowsOf::Tokens(rows)), part: Arc::new(part), load }
     }
 
-    /// Records that a row lies in, on average.
+    /// Average number of records that a row spans.
     pub(in crate::records) fn wanted_per_row(&self) -> f64 {
         match &*self.rows {
             RowsOf::Records => 1.0,
@@ -40,7 +40,7 @@ impl Content {
         }
     }
 
-    /// As if it were a small part of a much larger dataset.
+    /// Pretends that it is a small part of a much larger dataset.
     pub(in crate::records) fn of_many_blocks(mut self) -> Content {
         self.load.blocks = u64::MAX;
         self

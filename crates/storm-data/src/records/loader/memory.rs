@@ -1,4 +1,4 @@
-//! How `data_ram` is divided.
+//! Divides `data_ram`.
 
 use super::RecordLoaderOptions;
 use super::recent::AT_HAND;
@@ -7,30 +7,30 @@ use crate::records::layout::PAGE_BYTES;
 use crate::records::order::{Order, WINDOW_BLOCKS_MIN};
 use crate::records::set::RecordSet;
 
-/// Reads of blocks in flight for each worker, at most. More gain nothing: each is long.
+/// Maximum block reads in flight per worker. Each is long, so more gain nothing.
 const BLOCKS_IN_FLIGHT: u64 = 16;
-/// Batches ahead for each worker, at most.
+/// Maximum batches ahead per worker.
 const BATCHES_AHEAD: u64 = 8;
-/// Reads of single records in flight for each worker, at most.
+/// Maximum single-record reads in flight per worker.
 const RECORDS_IN_FLIGHT: u64 = 64;
 
-/// Seven sixteenths are for each of two windows, one for batches ahead, and one for compressed blocks on their way. The
-/// window's size depends on nothing but `data_ram` and the dataset, since it is part of the order.
+/// Each of two windows gets 7/16, batches ahead get 1/16, and compressed blocks in flight get 1/16.
+/// The window size depends only on `data_ram` and the dataset, because it is part of the order.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::records) struct Memory {
     /// Blocks in a window.
     pub(super) window_blocks: u64,
-    /// Blocks that are kept where any may be wanted again.
+    /// Blocks kept in memory in global order.
     pub(super) cached_blocks: usize,
-    /// All of the part fits.
+    /// Whether the whole part fits.
     pub(in crate::records) fits: bool,
     pub(in crate::records) workers: usize,
-    /// Reads in flight of each worker.
+    /// Queue depth per worker.
     pub(in crate::records) in_flight: usize,
-    /// Batches ahead, as long as nothing is known of their pace, and at most.
+    /// Batches ahead, initially and at most.
     pub(super) depth: usize,
     pub(in crate::records) depth_max: usize,
-    /// Bytes of blocks in memory, at most.
+    /// Maximum bytes of blocks in memory.
     pub(in crate::records) block_bytes: u64,
 }
 
@@ -40,26 +40,27 @@ fn block_bytes(set: &RecordSet) -> u64 {
     (set.block_bytes_max() as u64).next_multiple_of(page) + page
 }
 
-/// The `data_ram` with which so many blocks like those of `set` stay in memory.
+/// The `data_ram` with which this many blocks like those of `set` stay in memory.
 pub(in crate::records) fn data_ram_to_hold(set: &RecordSet, blocks: u64) -> u64 {
     16 * blocks.saturating_mul(block_bytes(set)).div_ceil(14)
 }
 
-/// What is to be loaded.
+/// The amount of data to load.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::records) struct Load {
-    /// Blocks of the part, which are like those of the dataset.
+    /// Blocks of the part, of the same size as in the dataset.
     pub(in crate::records) blocks: u64,
     /// Bytes of a row in a batch.
     pub(super) row_bytes: u64,
-    /// Blocks of a group and those that its rows reach into.
+    /// Blocks of a group, including those that its rows extend into.
     pub(super) group_blocks: u64,
-    /// Whether batches ahead must fit into their share. Those of tokens may be longer, and then one is prepared.
+    /// Whether batches ahead must fit into their share. Batches of tokens may be larger, and then
+    /// only one is prepared.
     pub(super) is_bounded: bool,
 }
 
 impl Load {
-    /// So many blocks, whose records are rows.
+    /// This many blocks, whose records are rows.
     pub(in crate::records) fn records(set: &RecordSet, blocks: u64) -> Load {
         let row_bytes = record_bytes(set);
         Load { blocks, row_bytes, group_blocks: WINDOW_BLOCKS_MIN, is_bounded: true }
@@ -76,7 +77,7 @@ impl Load {
         self.row_bytes.saturating_mul(options.batch as u64)
     }
 
-    /// The least `data_ram`.
+    /// The minimum `data_ram`.
     pub(in crate::records) fn needed(&self, set: &RecordSet, options: &RecordLoaderOptions) -> u64 {
         let block = block_bytes(set);
         let batch = if self.is_bounded { self.batch_bytes(options) } else { 0 };
@@ -94,16 +95,17 @@ fn record_bytes(set: &RecordSet) -> u64 {
 }
 
 impl Memory {
-    /// The share of records in global order whose block is in memory already, of a part of so many blocks.
+    /// Fraction of records in global order whose block is already in memory, for a part of this
+    /// many blocks.
     pub(in crate::records) fn share_in_memory(&self, set: &RecordSet, blocks: u64) -> f64 {
         match set.has_single_records() {
             true => 0.0,
-            // A thread also waits for what it reads already.
+            // A block that is already being read also counts.
             false => ((self.cached_blocks + self.in_flight) as f64 / blocks.max(1) as f64).min(1.0),
         }
     }
 
-    /// For a part of a dataset.
+    /// Divides the memory for a part of a dataset.
     pub(in crate::records) fn new(
         set: &RecordSet,
         load: &Load,
@@ -128,7 +130,8 @@ impl Memory {
         let fits = blocks <= all_blocks;
         let single = options.order == Order::Global && set.has_single_records() && !fits;
         let recent = options.order == Order::Global && !single && !fits;
-        // Compressed blocks on their way are nowhere else; others are in their windows, if there are any.
+        // Compressed blocks in flight need memory of their own. Others are read into their windows,
+        // if there are any.
         let on_their_way = match set.is_compressed() || recent {
             true => (sixteenth / block).max(1),
             false => u64::MAX,
@@ -140,7 +143,7 @@ impl Memory {
             true => (sixteenth / (record + 2 * page) / workers as u64).clamp(1, RECORDS_IN_FLIGHT),
             false => (on_their_way / workers as u64).clamp(1, BLOCKS_IN_FLIGHT),
         };
-        // Those that workers have at hand count too.
+        // Blocks held by workers count too.
         let at_hand = workers as u64 * in_flight * AT_HAND as u64;
         let cached_blocks = all_blocks.saturating_sub(at_hand).max(1);
         let resident = match options.order {

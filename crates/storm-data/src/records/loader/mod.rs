@@ -1,9 +1,10 @@
-//! Batches of rows: each once per epoch, starting at any position, within a bound of memory. Rows are records, or tokens of a
-//! stream (`rows.rs`).
+//! Batches of rows: each row once per epoch, starting at any position, in bounded memory. Rows are
+//! records, or tokens of a stream (`rows.rs`).
 //!
-//! The calling thread plans batches; workers read blocks and copy rows. A window's blocks stay in memory until all
-//! of its records were copied. Meanwhile the blocks of the next window are read, each batch in proportion, so that a
-//! window never begins with a burst of reads. Two windows and the batches ahead fit in `data_ram`.
+//! The calling thread plans batches. Workers read blocks and copy rows. The blocks of a window stay
+//! in memory until all of its rows were copied. Meanwhile the blocks of the next window are
+//! prefetched, a share with each batch, so no window begins with a burst of reads. Two windows and
+//! the batches ahead fit in `data_ram`.
 
 mod content;
 mod memory;
@@ -38,34 +39,35 @@ use std::time::{Duration, Instant};
 use window::{Residence, Slot};
 use worker::{Job, Reply, Workers};
 
-/// The most rows of a batch.
+/// Limit on rows of a batch.
 const BATCH_MAX: usize = 1 << 24;
-/// The most threads.
+/// Limit on threads.
 const WORKERS_MAX: usize = 1024;
-/// Blocks that a thread reads at once where all are read.
+/// Queue depth per thread when preloading.
 const PRELOAD_BLOCKS: usize = 16;
 
-/// What to load, and with how much memory.
+/// Options of a record loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordLoaderOptions {
     /// Records in a batch.
     pub batch: usize,
-    /// Of the order.
+    /// Seed of the order.
     pub seed: u64,
     /// Which part.
     pub part: Split,
-    /// In which order.
+    /// Order of the rows.
     pub order: Order,
-    /// How often.
+    /// How many passes.
     pub passes: Passes,
-    /// Bytes of memory for blocks and for batches ahead. It decides how many blocks are in a window.
+    /// Bytes of memory for blocks and prefetched batches. Determines how many blocks are in a
+    /// window.
     pub data_ram: u64,
-    /// Threads that read. Their number changes no batch.
+    /// Threads that read. Their number does not affect the batches.
     pub workers: usize,
 }
 
 impl RecordLoaderOptions {
-    /// For training: windows without end.
+    /// For training: endless rows in window order.
     pub fn training(batch: usize, seed: u64, data_ram: u64) -> RecordLoaderOptions {
         RecordLoaderOptions {
             batch,
@@ -78,7 +80,7 @@ impl RecordLoaderOptions {
         }
     }
 
-    /// Checks what needs no dataset.
+    /// Checks the options that do not depend on a dataset.
     ///
     /// # Errors
     /// Names the option that is out of range.
@@ -94,7 +96,7 @@ impl RecordLoaderOptions {
         Ok(())
     }
 
-    /// For an evaluation: the held-out part once.
+    /// For evaluation: one pass over the held-out part.
     pub fn evaluation(batch: usize, data_ram: u64) -> RecordLoaderOptions {
         RecordLoaderOptions {
             part: Split::Held,
@@ -105,23 +107,23 @@ impl RecordLoaderOptions {
     }
 }
 
-/// The position of a loader. It is small, and part of checkpoints.
+/// The position of a loader, saved in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordPosition {
-    /// Which dataset, see [`RecordSet::id`].
+    /// The dataset, see [`RecordSet::id`].
     pub dataset: String,
-    /// Which part of it.
+    /// The part of it.
     pub part: Split,
-    /// In which order.
+    /// Order of the rows.
     pub order: Order,
-    /// Of the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// Blocks in a window, which follows from `data_ram`; 0 where the order does not depend on it.
+    /// Blocks in a window, derived from `data_ram`. 0 where the order does not depend on it.
     pub window_blocks: u64,
-    /// Passes finished.
+    /// Epochs finished.
     pub epoch: u64,
-    /// Records of this pass that were returned.
+    /// Records of this epoch already returned.
     pub row: u64,
 }
 
@@ -134,12 +136,12 @@ pub struct RecordLoader {
     planner: Planner,
     buffers: Arc<Buffers>,
     workers: Workers,
-    /// Batches that were planned, in their order.
+    /// Planned batches, in order.
     ahead: VecDeque<Ahead>,
     pace: Pace,
     /// When the last batch was returned.
     returned: Option<Instant>,
-    /// Batches whose memory can be used again.
+    /// Batches whose buffers can be reused.
     spare: Vec<RecordBatch>,
     epoch: u64,
     row: u64,
@@ -168,7 +170,7 @@ impl RecordLoader {
         RecordLoader::of_content(set, options, content, Search::Usual)
     }
 
-    /// A loader of rows of tokens; `set` has their stream.
+    /// A loader of rows of tokens, whose stream is in `set`.
     pub(crate) fn of_tokens(
         set: Arc<RecordSet>,
         options: RecordLoaderOptions,
@@ -179,8 +181,8 @@ impl RecordLoader {
         RecordLoader::of_content(set, options, content, Search::Usual)
     }
 
-    /// A loader that reads as one of a much larger dataset that finds nothing in memory, and the number of blocks after which
-    /// its memory is full.
+    /// A loader that reads as if the dataset were so large that no block is ever found in memory.
+    /// Also returns after how many blocks its memory is full.
     pub(super) fn never_found(
         set: &Arc<RecordSet>,
         options: RecordLoaderOptions,
@@ -190,7 +192,7 @@ impl RecordLoader {
         let memory = Memory::new(set, &content.load, &options)?;
         let to_fill = match set.has_single_records() {
             true => 0,
-            // No more of them are held than there are.
+            // It cannot hold more blocks than there are.
             false => memory.cached_blocks.min(content.part.blocks.len()) as u64,
         };
         let set = Arc::clone(set);
@@ -236,12 +238,12 @@ impl RecordLoader {
         Ok(loader)
     }
 
-    /// Fills `batch` with the next records and returns how many of its rows hold data: all of them, except in the last
-    /// batch of [`Passes::One`], and none after that.
+    /// Fills `batch` with the next records and returns how many of its rows hold data: all of them,
+    /// except in the last batch of [`Passes::One`], and none after that.
     ///
     /// # Errors
-    /// If a block cannot be read or is damaged; names the shard and the block. The loader then stays where it was, and
-    /// the next call tries again.
+    /// If a block cannot be read or is damaged. Names the shard and the block. The position does
+    /// not change, and the next call retries.
     pub fn next_batch(&mut self, batch: &mut RecordBatch) -> Result<usize, DataError> {
         if let Some(returned) = self.returned.take() {
             let workers = &self.workers;
@@ -292,7 +294,7 @@ impl RecordLoader {
         }
     }
 
-    /// Forgets what was planned and goes to a position.
+    /// Discards planned batches and moves to a position.
     fn seek(&mut self, epoch: u64, row: u64) {
         self.workers.forget();
         self.ahead.clear();
@@ -300,13 +302,13 @@ impl RecordLoader {
         (self.epoch, self.row) = (epoch, row);
     }
 
-    /// Reads all of the part now, if it is to stay in memory; says whether it is. `progress` hears how many blocks there
-    /// are, of how many.
+    /// Reads the whole part now if it fits in memory, and returns whether it does. `progress`
+    /// receives how many blocks are loaded, and of how many.
     ///
     /// # Errors
     /// If a block cannot be read or is damaged.
     pub fn preload(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<bool, DataError> {
-        // What is in the loader for one thread alone stays out of this.
+        // Borrow only the fields that can be shared between threads.
         let (set, buffers, blocks) = (&*self.set, &self.buffers, self.planner.blocks());
         let done = AtomicU64::new(0);
         let pieces: Vec<&[(u32, &Slot)]> = blocks.chunks(PRELOAD_BLOCKS).collect();
@@ -326,7 +328,7 @@ impl RecordLoader {
         Ok(!blocks.is_empty())
     }
 
-    /// Blocks in a window; 0 where the order does not depend on it.
+    /// Blocks in a window. 0 where the order does not depend on it.
     pub(crate) fn window_blocks(&self) -> u64 {
         match self.options.order {
             Order::Window => self.planner.window_blocks(),
@@ -334,12 +336,12 @@ impl RecordLoader {
         }
     }
 
-    /// Passes finished, and rows of this pass that were returned.
+    /// Epochs finished, and rows of this epoch already returned.
     pub(crate) fn place(&self) -> (u64, u64) {
         (self.epoch, self.row)
     }
 
-    /// Goes to a row that exists, or to the end of [`Passes::One`].
+    /// Moves to a row that exists, or to the end of [`Passes::One`].
     pub(crate) fn go_to(&mut self, epoch: u64, row: u64) {
         self.seek(epoch, row);
         self.plan_ahead();
@@ -353,10 +355,11 @@ impl RecordLoader {
         RecordPosition { dataset, part, order, seed, window_blocks, epoch, row }
     }
 
-    /// Resumes from a position of a loader with the same data, part, order, seed and window. The batch may differ.
+    /// Resumes from a position of a loader with the same data, part, order, seed and window. The
+    /// batch size may differ.
     ///
     /// # Errors
-    /// Says what does not match; the loader then stays where it was.
+    /// States what does not match. The position does not change.
     pub fn resume(&mut self, position: &RecordPosition) -> Result<(), DataError> {
         let own = self.position();
         if own.dataset != position.dataset {
@@ -393,7 +396,7 @@ impl RecordLoader {
         Ok(())
     }
 
-    /// Passes finished.
+    /// Epochs finished.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -408,7 +411,7 @@ impl RecordLoader {
         &self.set
     }
 
-    /// What loading has cost so far.
+    /// Loading statistics so far.
     pub fn statistics(&self) -> LoaderStatistics {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let measured = self.pace.measured();
@@ -428,7 +431,8 @@ mod tests {
     use crate::records::{Codec, RecordInput, RecordPackOptions, Synthetic, pack_records};
     use storm_graph::random::Random;
 
-    /// However many batches are prepared ahead, and whenever that changes, batches and positions are the same.
+    /// Batches and positions do not depend on how many batches are prepared ahead, or on when that
+    /// changes.
     #[test]
     fn no_number_of_batches_ahead_changes_a_bit() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,15 @@
-//! How many batches are prepared ahead: as many as are used while the slowest of them is made.
+//! How many batches to prepare ahead: as many as the caller uses while the slowest one is
+//! assembled.
 
 use std::time::Duration;
 
-/// Batches of the first round, before the caller's steps are as long as they stay: kernels are compiled, memory is faulted in
-/// and the first window is read. Each later round has twice as many.
+/// Batches of the first round, which is not representative: kernels are compiled, memory is faulted
+/// in and the first window is read. Each later round has twice as many.
 const FIRST_BATCHES: u32 = 8;
-/// Batches of a round, at most.
+/// Maximum batches of a round.
 const ROUND_BATCHES_MAX: u32 = 1024;
 
-/// Measures round after round of batches, and says after each how many to prepare ahead.
+/// Measures rounds of batches, and adjusts after each how many to prepare ahead.
 #[derive(Debug)]
 pub(super) struct Pace {
     depth: usize,
@@ -16,34 +17,35 @@ pub(super) struct Pace {
     /// Batches of this round.
     round: u32,
     batches: u32,
-    /// Time that the caller spent with them, without waiting for the next.
+    /// Time that the caller spent using them, without waiting for the next.
     using: Duration,
     measured: Option<Measured>,
 }
 
-/// What the last round has shown.
+/// Results of the last round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
-    /// How long the caller takes for a batch.
+    /// Time the caller takes per batch.
     pub(super) interval: Duration,
-    /// The longest that a batch took to make.
+    /// Time to assemble the slowest batch.
     pub(super) longest: Duration,
 }
 
-/// The batches to prepare ahead, if a batch takes so long to make and the caller takes one so often: those that are used while
-/// it is made, and one that is ready.
+/// The number of batches to prepare ahead, given the time to assemble a batch and the time the
+/// caller uses one: those used while one is assembled, plus one that is ready.
 pub(in crate::records) fn batches_ahead(
     making: Duration,
     interval: Duration,
     depth_max: usize,
 ) -> usize {
     let used = making.as_secs_f64() / interval.as_secs_f64().max(1e-9);
-    // A cast of what is too large saturates.
+    // The cast saturates.
     (used.ceil() as usize).saturating_add(1).clamp(2.min(depth_max), depth_max)
 }
 
 impl Pace {
-    /// Prepares `depth` batches ahead until two rounds have been measured, and never more than `depth_max`.
+    /// Prepares `depth` batches ahead until two rounds have been measured, and never more than
+    /// `depth_max`.
     pub(super) fn new(depth: usize, depth_max: usize) -> Pace {
         let (depth, round) = (depth.min(depth_max), FIRST_BATCHES);
         Pace { depth, depth_max, round, batches: 0, using: Duration::ZERO, measured: None }
@@ -58,12 +60,13 @@ impl Pace {
         self.depth = depth;
     }
 
-    /// What the last round has shown; none before the second has ended.
+    /// Results of the last round. `None` before the second has ended.
     pub(super) fn measured(&self) -> Option<Measured> {
         self.measured
     }
 
-    /// The caller came for another batch after this time. `longest` says what took longest to make since it was last asked.
+    /// Called when the caller requests another batch after this time. `longest` returns the time of
+    /// the slowest batch since its last call.
     pub(super) fn came(&mut self, after: Duration, longest: impl FnOnce() -> Duration) {
         self.batches += 1;
         self.using += after;
@@ -79,7 +82,7 @@ impl Pace {
         (self.batches, self.using) = (0, Duration::ZERO);
     }
 
-    /// A batch was not ready. If that happens although batches were measured, more of them are prepared.
+    /// Called when a batch was not ready. Once a round has been measured, this increases the depth.
     pub(super) fn waited(&mut self) {
         if self.measured.is_some() {
             self.depth = (self.depth + 1).min(self.depth_max);
@@ -94,7 +97,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Lets a round pass whose batches are used for `interval` and made within `longest`.
+    /// Simulates a round whose batches are used for `interval` and assembled within `longest`.
     fn round(pace: &mut Pace, interval: Duration, longest: Duration) {
         let before = (pace.depth(), pace.measured());
         for left in (0..pace.round).rev() {
@@ -111,7 +114,7 @@ mod tests {
     /// A pace after the first rounds.
     fn measured(interval: Duration, depth_max: usize) -> Pace {
         let mut pace = Pace::new(6, depth_max);
-        // What comes first takes long, and is not representative.
+        // The first batches take long, and are not representative.
         round(&mut pace, 1000 * MS, 5000 * MS);
         pace.waited();
         assert_eq!((pace.depth(), pace.measured()), (6.min(depth_max), None));
@@ -146,12 +149,13 @@ mod tests {
         assert_eq!((pace.depth(), pace.round), (4, ROUND_BATCHES_MAX));
     }
 
-    /// A run in virtual time, as `Staging` in storm-train asks for batches: those of the next step while one computes, group by
-    /// group, each group's once the device has taken what was in its slots. A step begins when all of its batches are there.
+    /// A run in virtual time that requests batches like `Staging` in storm-train: those of the next
+    /// step while one computes, group by group, each group once the device has consumed its slots.
+    /// A step begins when all of its batches have arrived.
     struct Run {
         pace: Pace,
         workers: Vec<Duration>,
-        /// When each batch that was planned is ready, and how long the slowest since the last round took to make.
+        /// When each planned batch is ready, and the time of the slowest since the last round.
         ready: Vec<Duration>,
         longest: Duration,
         taken: usize,
@@ -165,7 +169,7 @@ mod tests {
             Run { pace, workers, ready: Vec::new(), longest, taken: 0, returned: None }
         }
 
-        /// Plans batches as far ahead as the pace says; the worker that is free first makes the next.
+        /// Plans batches as far ahead as the pace allows. The first free worker takes the next.
         fn plan(&mut self, now: Duration, making: &dyn Fn(usize) -> Duration) {
             while self.ready.len() - self.taken < self.pace.depth() {
                 let time = making(self.ready.len());
@@ -176,7 +180,7 @@ mod tests {
             }
         }
 
-        /// Asks for a batch, and says when it is there.
+        /// Requests a batch, and returns when it is ready.
         fn next(&mut self, now: Duration, making: &dyn Fn(usize) -> Duration) -> Duration {
             if let Some(returned) = self.returned {
                 let longest = &mut self.longest;
@@ -193,7 +197,8 @@ mod tests {
             there
         }
 
-        /// How long each step waits for its data. A step is `groups` groups of `size` batches, which compute for `group` each.
+        /// How long each step waits for its data. A step has `groups` groups of `size` batches,
+        /// which compute for `group` each.
         fn waits(
             &mut self,
             steps: usize,
@@ -211,7 +216,8 @@ mod tests {
                 let start = end.max(read);
                 waits.push(start - end);
                 for index in 0..groups {
-                    // Its slots are free when it begins, or later, if what was in them before was read late.
+                    // Its slots are free when it begins, or later if their previous contents were
+                    // read late.
                     read = read.max(start + group * index as u32);
                     for _ in 0..size {
                         read = self.next(read, making);
@@ -223,12 +229,13 @@ mod tests {
         }
     }
 
-    /// Reading is uneven: most batches are made quickly, and some take as long as several steps. Batches ahead of the loader
-    /// take that up, so the slots of a step need no depth of their own.
+    /// Reading is uneven: most batches are assembled quickly, and some take as long as several
+    /// steps. The loader's batches ahead absorb that, so the slots of a step need no depth of their
+    /// own.
     #[test]
     fn steps_do_not_wait_for_batches_that_are_made_unevenly() {
-        // Made in 3 ms each by three workers together, and used in 4 ms. One in sixteen, at a random place, is slow, and one in
-        // sixteen rather slow.
+        // Three workers together assemble one per 3 ms, and each is used for 4 ms. One in sixteen,
+        // at random, is slow, and one in sixteen rather slow.
         let making = |batch: usize| {
             let place = Random(batch as u64 / 16).bits() as usize;
             match (batch + place) % 16 {
@@ -241,14 +248,14 @@ mod tests {
             let group = 4 * MS * size as u32;
             let mut run = Run::new(Pace::new(2, 64), 3);
             let waits = run.waits(4000 / (groups * size), shape, group, &making);
-            // What the first rounds measure.
+            // Skip the steps during the first rounds.
             let (before, after) = waits.split_at(waits.len() / 4);
             assert!(before.iter().sum::<Duration>() > Duration::ZERO, "{shape:?}");
             assert_eq!(after.iter().sum::<Duration>(), Duration::ZERO, "{shape:?}");
             let depth = run.pace.depth();
             assert!((19..64).contains(&depth), "{shape:?}: {depth}");
 
-            // With two batches ahead, whatever is measured, steps wait again and again.
+            // With a fixed depth of two, steps keep waiting.
             let mut shallow = Run::new(Pace::new(2, 2), 3);
             let waits = shallow.waits(4000 / (groups * size), shape, group, &making);
             let waited = waits.iter().skip(waits.len() / 4).filter(|wait| !wait.is_zero()).count();

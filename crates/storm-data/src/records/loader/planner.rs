@@ -1,4 +1,4 @@
-//! Which rows are in which batch, and which blocks are read along with it.
+//! Decides which rows are in which batch, and which blocks are prefetched with it.
 
 use super::window::{Residence, Slot, Window};
 use crate::Passes;
@@ -6,7 +6,7 @@ use crate::records::order::{EpochOrder, Part, Rule};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A batch to make.
+/// A planned batch.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) stretches: Vec<Stretch>,
@@ -31,7 +31,7 @@ pub(super) struct Prefetch {
     pub(super) blocks: Range<usize>,
 }
 
-/// Goes through epochs and windows.
+/// Iterates over epochs and windows.
 #[derive(Debug)]
 pub(super) struct Planner {
     part: Arc<Part>,
@@ -40,9 +40,9 @@ pub(super) struct Planner {
     residence: Residence,
     now: Option<At>,
     next: Option<At>,
-    /// Places of the current window that were planned.
+    /// Rows of the current window already planned.
     place: u64,
-    /// Blocks of the next window that are read or planned.
+    /// Blocks of the next window already prefetched or planned.
     prefetched: usize,
 }
 
@@ -79,7 +79,7 @@ impl Planner {
         self.part.rows
     }
 
-    /// The blocks that stay in memory, with their places; none if not all do.
+    /// The blocks that stay in memory, with their slots. Empty unless all of them do.
     pub(super) fn blocks(&self) -> Vec<(u32, &Slot)> {
         match &self.residence {
             Residence::Whole(slots) => self.part.blocks.iter().copied().zip(&**slots).collect(),
@@ -91,9 +91,9 @@ impl Planner {
         self.rule.window_blocks
     }
 
-    /// Goes to a row of an epoch; one past the last row is the end.
+    /// Moves to a row of an epoch. One past the last row is the end.
     pub(super) fn seek(&mut self, epoch: u64, row: u64) {
-        // The windows that were in use free their blocks before others are planned.
+        // Release the blocks of the current windows before planning others.
         (self.now, self.next) = (None, None);
         let order = Arc::new(EpochOrder::new(&self.part, self.rule, epoch));
         let number = order.window_of(row);
@@ -116,7 +116,7 @@ impl Planner {
         self.prefetched = 0;
     }
 
-    /// The window after another.
+    /// The window that follows.
     fn after(&self, at: &At) -> Option<At> {
         if at.number + 1 < at.order.windows() {
             return Some(self.at(&at.order, at.number + 1));
@@ -131,7 +131,7 @@ impl Planner {
         }
     }
 
-    /// Plans a batch of so many rows, fewer at the end of [`Passes::One`]; none after that.
+    /// Plans a batch of this many rows, fewer at the end of [`Passes::One`], and `None` after that.
     pub(super) fn next(&mut self, rows: usize) -> Option<Planned> {
         let mut left = rows as u64;
         let (mut stretches, mut prefetch) = (Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ impl Planner {
             let count = left.min(window_rows - self.place);
             let places = self.place..self.place + count;
             let epoch = now.order.epoch();
-            // Of rows that reach into many blocks, none may begin in some window.
+            // Where rows extend into many blocks, a window may have no rows.
             if count > 0 {
                 stretches.push(Stretch { window: Arc::clone(&now.window), epoch, places });
             }
@@ -150,7 +150,7 @@ impl Planner {
             left -= count;
             position = (epoch, now.window.order.rows.start + self.place);
             if let Some(next) = &self.next {
-                // As much of the next window as was planned of this one.
+                // Prefetch the same fraction of the next window as was planned of this one.
                 let share = self.place as f64 / window_rows as f64;
                 let all = next.window.prefetchable();
                 let wanted = ((all as f64 * share).ceil() as usize).min(all);

@@ -1,4 +1,4 @@
-//! Blocks of records that come one by one from anywhere: each is read, unless it was read recently.
+//! A cache of recently read blocks, for records in random order.
 
 use crate::DataError;
 use crate::records::block::Block;
@@ -7,11 +7,11 @@ use crate::records::set::{Reader, RecordSet};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Wanted blocks that a worker has at hand, for each of its reads: those that wait for their turn behind a read, although
-/// they were in memory, and those that are read. See [`super::memory::Memory`], which counts them.
+/// Blocks that a worker may hold per read in flight: those being read, and those already in memory
+/// that wait behind a read. [`super::memory::Memory`] accounts for them.
 pub(super) const AT_HAND: usize = 2;
 
-/// The blocks that were read last. Which of them is used again is random, so the oldest one makes room.
+/// The blocks read last. Reuse is random, so the oldest is evicted.
 #[derive(Debug)]
 pub(super) struct Recent {
     blocks_max: usize,
@@ -19,27 +19,28 @@ pub(super) struct Recent {
     held: Mutex<Held>,
 }
 
-/// Whether blocks that are kept are used.
+/// Whether cached blocks are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     Usual,
-    /// Each that is wanted is read, unless the same thread does or did so for the record before: to measure reading.
+    /// For measuring reads: every wanted block is read, unless the same thread is reading it or
+    /// just used it.
     NeverFound,
 }
 
 #[derive(Debug, Default)]
 struct Held {
     blocks: HashMap<u32, Arc<Block>>,
-    /// The numbers of all of them, the oldest first.
+    /// The numbers of all cached blocks, oldest first.
     order: VecDeque<u32>,
 }
 
 /// A wanted block.
 enum Begun {
     Here(Arc<Block>),
-    /// A read of it was begun.
+    /// Its read was started.
     Reading,
-    /// A read of it was begun for one before.
+    /// Its read was already started for an earlier record.
     Again,
 }
 
@@ -59,10 +60,10 @@ impl Recent {
         }
     }
 
-    /// Keeps a block, and gives up the oldest one.
+    /// Caches a block, and evicts the oldest if the cache is full.
     fn keep(&self, number: u32, block: &Arc<Block>) {
         let mut held = self.lock();
-        // What is given up is freed after the lock.
+        // Evicted blocks are freed after the lock is released.
         let before = held.blocks.insert(number, Arc::clone(block));
         if before.is_none() {
             held.order.push_back(number);
@@ -75,8 +76,9 @@ impl Recent {
         drop((before, oldest));
     }
 
-    /// Calls `with` with the block of each wanted record and what came along, in their order. As many reads are in flight
-    /// as the reader allows, until no more are wanted. Other threads continue meanwhile; two may read the same block.
+    /// Calls `with` with the block of each wanted record and its paired value, in order. Keeps as
+    /// many reads in flight as the reader allows. Other threads are not blocked, so two may read
+    /// the same block.
     pub(super) fn each<T>(
         &self,
         wanted: impl Iterator<Item = (u32, T)>,
@@ -86,7 +88,8 @@ impl Recent {
     ) -> Result<(), DataError> {
         let mut wanted = wanted.fuse();
         let mut begun: VecDeque<(u32, T, Begun)> = VecDeque::new();
-        // Rows of tokens go on in the block that the record before is in, whatever else is found.
+        // Consecutive rows of tokens often share a block, so the last one is reused even with
+        // [`Search::NeverFound`].
         let mut last: Option<(u32, Arc<Block>)> = None;
         loop {
             while reader.has_room()

@@ -1,4 +1,4 @@
-//! What the rows of a batch are made of.
+//! The contents of a batch's rows.
 
 use super::memory::Load;
 use super::window::Window;
@@ -13,19 +13,19 @@ use crate::records::stream::{ELEMENTS, Piece, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows sampled to find how many records a row spans.
+/// Rows sampled to estimate how many records a row spans.
 const SAMPLED_ROWS: u64 = 256;
 
 /// Rows of a dataset.
 #[derive(Debug)]
 pub(super) enum RowsOf {
-    /// Each is a record.
+    /// Each row is a record.
     Records,
-    /// Each is made of tokens of a stream.
+    /// Each row is made of tokens of a stream.
     Tokens(TokenRows),
 }
 
-/// Rows of tokens: what each is made of, and where it begins.
+/// Rows of tokens: the contents of each, and where it begins.
 #[derive(Debug)]
 pub(crate) struct TokenRows {
     rows: Arc<Rows>,
@@ -33,19 +33,19 @@ pub(crate) struct TokenRows {
     /// Tokens of the part.
     tokens: Range<u64>,
     sequence: usize,
-    /// Of a batch: tokens, targets and segments.
+    /// The columns of a batch: tokens, targets and segments.
     layout: RecordLayout,
     /// Rows that begin before each block of the part.
     before: Vec<u64>,
 }
 
-/// Room for the rows that a thread copies.
+/// Reusable buffers of a worker thread.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// The parts of all rows, and where those of each row end.
+    /// The parts of all rows, and where the parts of each row end.
     parts: Vec<Range<u64>>,
     ends: Vec<usize>,
-    /// What to copy from which record, and where to.
+    /// Which elements to copy from which record, and where to.
     pieces: Vec<Piece>,
     ids: Vec<i32>,
     learned: Vec<bool>,
@@ -62,7 +62,7 @@ impl RowsOf {
         }
     }
 
-    /// Copies rows at places of a window to the end of a batch.
+    /// Appends rows at positions of a window to a batch.
     pub(super) fn copy(
         &self,
         window: &Window,
@@ -106,10 +106,10 @@ impl TokenRows {
         TokenRows { rows, format, tokens, sequence, layout, before: Vec::new() }
     }
 
-    /// Finds the blocks that rows begin in and reach into.
+    /// Finds the blocks that rows begin in and extend into.
     pub(super) fn spread(mut self, set: &RecordSet) -> (TokenRows, Part) {
         let block_of = |token: u64| set.place_of(token / ELEMENTS).0;
-        // The part is not empty: it has rows.
+        // The part has rows, so it is not empty.
         let blocks: Vec<u32> =
             (block_of(self.tokens.start)..=block_of(self.tokens.end - 1)).collect();
         let end = |&block: &u32| {
@@ -123,7 +123,7 @@ impl TokenRows {
         (self, part)
     }
 
-    /// Records that a row lies in, on average over some of the rows.
+    /// Average number of records that a row spans, over a sample of rows.
     pub(super) fn records_per_row(&self, rows: u64) -> f64 {
         let some = rows.clamp(1, SAMPLED_ROWS);
         let mut parts = Vec::new();

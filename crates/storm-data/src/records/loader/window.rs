@@ -1,4 +1,4 @@
-//! Which blocks are in memory, and for how long.
+//! Which blocks stay in memory, and for how long.
 
 use super::recent::{Recent, Search};
 use crate::DataError;
@@ -7,16 +7,16 @@ use crate::records::order::{Part, WindowOrder};
 use crate::records::set::{Reader, RecordSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Where records come from.
+/// How blocks are kept in memory.
 #[derive(Clone, Debug)]
 pub(super) enum Residence {
-    /// All blocks of the part stay in memory once they were read.
+    /// All blocks of the part stay in memory once read.
     Whole(Arc<[Slot]>),
-    /// The blocks of a window stay as long as it is in use.
+    /// The blocks of a window stay as long as the window is in use.
     Windows,
-    /// Each record is read on its own.
+    /// Each record is read separately.
     SingleRecords,
-    /// Each record's block is read, unless it was read recently.
+    /// The block of each record is read, unless it is in the cache.
     Recent(Arc<Recent>),
 }
 
@@ -30,13 +30,14 @@ impl Residence {
     }
 }
 
-/// A place for a block. The lock is held while the block is read, so that others wait for it instead of reading it too.
+/// A slot for a block. The lock is held while the block is read, so that other threads wait for it
+/// instead of reading it too.
 #[derive(Debug, Default)]
 pub(super) struct Slot(Mutex<Option<Arc<Block>>>);
 
 impl Slot {
-    /// The place, if it is empty and nobody is about to fill it. A thread that holds several places waits for none: two
-    /// threads could wait for each other.
+    /// Locks the slot if it is empty and no other thread is filling it. Never waits, because a
+    /// thread may hold several slots, and two threads could deadlock.
     pub(super) fn claim(&self) -> Option<MutexGuard<'_, Option<Arc<Block>>>> {
         let held = match self.0.try_lock() {
             Ok(held) => held,
@@ -46,7 +47,7 @@ impl Slot {
         held.is_none().then_some(held)
     }
 
-    /// The block, read if it is not there.
+    /// The block, read if missing.
     fn get(
         &self,
         read: impl FnOnce() -> Result<Block, DataError>,
@@ -65,13 +66,13 @@ fn slots(count: usize) -> Arc<[Slot]> {
     (0..count).map(|_| Slot::default()).collect()
 }
 
-/// A window in use: its order, and its blocks as far as they were read.
+/// A window in use: its order, and the blocks read so far.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) order: WindowOrder,
     part: Arc<Part>,
     residence: Residence,
-    /// Of this window alone.
+    /// Slots of this window. Empty unless blocks are kept per window.
     slots: Arc<[Slot]>,
 }
 
@@ -84,7 +85,7 @@ impl Window {
         Window { order, part: Arc::clone(part), residence: residence.clone(), slots: slots(own) }
     }
 
-    /// Blocks that are worth reading before their records are wanted.
+    /// Number of blocks worth prefetching.
     pub(super) fn prefetchable(&self) -> usize {
         match self.residence {
             Residence::Whole(_) | Residence::Windows => self.order.blocks.len(),
@@ -105,8 +106,9 @@ impl Window {
         self.part.blocks[self.order.blocks[at]]
     }
 
-    /// Reads blocks of the window that are not there, as many at once as the reader allows, as long as they are wanted. A
-    /// failure comes back when a record of the block is copied.
+    /// Reads missing blocks of the window while `is_wanted`, with as many reads in flight as the
+    /// reader allows. Errors are ignored here: the read is repeated when a record of the block is
+    /// copied.
     pub(super) fn fetch(
         &self,
         blocks: impl IntoIterator<Item = usize>,
@@ -125,20 +127,20 @@ impl Window {
         set.load_each(empty, reader, fill).ok();
     }
 
-    /// The record at a place, where rows are records.
+    /// The record at a position, where rows are records.
     pub(super) fn record_at(&self, place: u64) -> Wanted {
         let (at, record) = self.order.at(place);
         Wanted { at, number: self.number(at), record }
     }
 
-    /// A record of the window's blocks by its number in the dataset.
+    /// A record of the window's blocks, by its number in the dataset.
     pub(super) fn record(&self, set: &RecordSet, record: u64) -> Wanted {
         let (number, record) = set.place_of(record);
         let block = self.part.blocks.partition_point(|&block| block < number);
         Wanted { at: self.order.find(block), number, record }
     }
 
-    /// Calls `with` with each record that is wanted, and what came along with it.
+    /// Calls `with` with each wanted record and its paired value.
     pub(super) fn read<T>(
         &self,
         wanted: impl Iterator<Item = (Wanted, T)> + Clone,
@@ -181,9 +183,9 @@ impl Window {
 /// A record to copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Which block of the window.
+    /// Position of its block in the window.
     at: usize,
-    /// Which block of the dataset.
+    /// Number of its block in the dataset.
     pub(super) number: u32,
     pub(super) record: u32,
 }

@@ -18,25 +18,25 @@ use std::time::{Duration, Instant};
 
 pub(super) type Reply = Result<RecordBatch, DataError>;
 
-/// A batch to make, and where it goes.
+/// A batch to assemble, and the channel for it.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) stretches: Vec<Stretch>,
     pub(super) prefetch: Vec<Prefetch>,
     pub(super) batch: RecordBatch,
-    /// Rows of the batch, with or without data.
+    /// Rows of the batch, including padding.
     pub(super) rows: usize,
     pub(super) reply: Sender<Reply>,
 }
 
-/// The threads. Dropping them lets each finish what it is doing, and waits for that.
+/// The worker threads. Dropping this lets each finish its current job, and joins it.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
-    /// None while they are dropped.
+    /// `None` while this is dropped.
     jobs: Option<Sender<(u64, Job)>>,
     threads: Vec<JoinHandle<()>>,
-    /// What each has done.
+    /// Counters of each thread.
     counters: Vec<Arc<ReadCounters>>,
 }
 
@@ -45,9 +45,9 @@ struct Shared {
     set: Arc<RecordSet>,
     rows: Arc<RowsOf>,
     buffers: Arc<Buffers>,
-    /// Reads in flight of each worker.
+    /// Queue depth per worker.
     in_flight: usize,
-    /// Jobs of an earlier generation are not done any more.
+    /// Jobs of an earlier generation are skipped.
     generation: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ impl Workers {
                     workers.threads.push(thread);
                     workers.counters.push(counters);
                 }
-                // Fewer change no batch.
+                // Fewer workers do not change the batches.
                 Err(_) if !workers.threads.is_empty() => break,
                 Err(source) => return Err(DataError::NoThread(source)),
             }
@@ -92,17 +92,17 @@ impl Workers {
     pub(super) fn send(&self, job: Job) {
         let generation = self.shared.generation.load(Ordering::Relaxed);
         if let Some(jobs) = &self.jobs {
-            // If no worker is left to take it, its reply says so.
+            // If no worker is left, receiving the reply fails.
             jobs.send((generation, job)).ok();
         }
     }
 
-    /// Lets jobs that have not begun end without a result.
+    /// Cancels jobs that have not started.
     pub(super) fn forget(&self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The longest that a batch took to make since this was last asked.
+    /// Time of the slowest batch since the last call.
     pub(super) fn take_longest(&self) -> Duration {
         let longest = self.counters().map(|counters| counters.take(Count::LongestNs)).max();
         Duration::from_nanos(longest.unwrap_or(0))
@@ -118,13 +118,13 @@ impl Drop for Workers {
         self.forget();
         self.jobs = None;
         for thread in self.threads.drain(..) {
-            // A worker that panicked has said so on standard error.
+            // A worker that panicked has reported it on standard error.
             thread.join().ok();
         }
     }
 }
 
-/// A worker ended before it replied.
+/// The error for a worker that exited without a reply.
 pub(super) fn lost() -> DataError {
     let source = io::Error::other("a thread ended before its time");
     DataError::Io { path: Path::new("reading records").to_owned(), source }
@@ -150,7 +150,7 @@ impl Shared {
             let made = self.make(&stretches, batch, rows, &mut reader, &mut scratch);
             drop(stretches);
             reader.counters.raise(Count::LongestNs, began.elapsed());
-            // After a failure or a resume nothing waits for it.
+            // Fails after an error or a resume, when nothing receives it.
             reply.send(made).ok();
             for Prefetch { window, blocks } in prefetch {
                 window.fetch(blocks, &self.set, &mut reader, is_wanted);

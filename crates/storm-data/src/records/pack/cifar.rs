@@ -1,4 +1,4 @@
-//! The binary files of CIFAR-10: a byte of label, then 1024 bytes each of red, green and blue.
+//! The binary files of CIFAR-10: a label byte, then 1024 bytes each of red, green and blue.
 
 use super::{Sink, Source};
 use crate::manifest::read_file;
@@ -8,7 +8,7 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
-/// What manifests say of such a dataset.
+/// The source in the manifest.
 pub(in crate::records) const WORDS: &str = "CIFAR-10, binary files";
 
 const SIDE: usize = 32;

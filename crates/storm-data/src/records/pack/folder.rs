@@ -1,4 +1,4 @@
-//! Folders of images: a class for each subfolder.
+//! Folders of images with a subfolder per class.
 
 use super::image::Image;
 use super::{Sink, Source};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Names of folders that hold the held-out part.
 const HELD_OUT: [&str; 4] = ["test", "val", "valid", "validation"];
 const TRAINING: &str = "train";
-/// Bytes of decoded images that are in flight at once.
+/// Bytes of decoded images in flight.
 const IN_FLIGHT_BYTES: usize = 64 << 20;
 const IN_FLIGHT_MAX: usize = 256;
 const CLASSES_MAX: usize = 1 << 20;
@@ -21,14 +21,15 @@ pub(super) struct ImageFolder {
     class_names: Vec<String>,
     bytes: u64,
     has_parts: bool,
-    /// What all images are like: the first that can be used, or that in the size that is asked for. It has no pixels.
+    /// The form of all images: that of the first usable one, in the requested size if there is one.
+    /// It has no pixels.
     form: Image,
     size: Option<[usize; 2]>,
-    /// Inputs before the first image that can be used.
+    /// Unusable inputs before the first usable image.
     bad: Vec<DataError>,
 }
 
-/// What is in a folder, without hidden entries, sorted by name.
+/// The entries of a folder without hidden ones, sorted by name.
 fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, DataError> {
     let io = DataError::io(dir);
     let mut found = Vec::new();
@@ -44,7 +45,8 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, DataError> {
     Ok(found)
 }
 
-/// Folders of classes, and their part: the folder itself, or its folders `train` and `test`.
+/// Folders that contain class folders, and their part: the folder itself, or its subfolders `train`
+/// and `test`.
 fn parts(dir: &Path) -> Result<Vec<(PathBuf, Split)>, DataError> {
     let mut found = Vec::new();
     for (name, path) in entries(dir)? {
@@ -60,7 +62,7 @@ fn parts(dir: &Path) -> Result<Vec<(PathBuf, Split)>, DataError> {
 }
 
 impl ImageFolder {
-    /// Finds the images; with `skip_bad`, those before the first one that can be used are skipped.
+    /// Finds the images. With `skip_bad`, unusable ones before the first usable one are skipped.
     pub(super) fn open(
         dir: &Path,
         size: Option<[usize; 2]>,
@@ -122,7 +124,7 @@ impl ImageFolder {
         Err(DataError::input(dir, problem))
     }
 
-    /// An image as all of them are.
+    /// Reads an image and converts it to the common form.
     fn load(&self, path: &Path) -> Result<Vec<u8>, DataError> {
         let image = Image::read(path)?;
         let form = &self.form;

@@ -1,4 +1,4 @@
-//! The files of MNIST and Fashion-MNIST: images and labels in the IDX format, as they are or in gzip.
+//! MNIST and Fashion-MNIST: images and labels in the IDX format, plain or gzipped.
 
 use super::{Sink, Source};
 use crate::records::column::{Column, ColumnType, RECORD_BYTES_MAX};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
 const CLASSES: u32 = 10;
-/// The first four bytes: two zeros, the type of elements (8 is u8), and the number of dimensions.
+/// The first four bytes: two zeros, the element type (8 is u8), and the number of dimensions.
 const IMAGES: [u8; 4] = [0, 0, 8, 3];
 const LABELS: [u8; 4] = [0, 0, 8, 1];
-/// Deflate makes nothing smaller than this.
+/// The maximum compression ratio of Deflate.
 const DEFLATE_RATIO_MAX: u64 = 1032;
 
 /// Images and labels of a part.
@@ -22,7 +22,7 @@ struct Pair {
     labels: PathBuf,
 }
 
-/// The file of this name, with one of the endings in use.
+/// The file of this name, in any of the spellings in use.
 fn find(dir: &Path, start: &str, kind: &str) -> Option<PathBuf> {
     let names = ["-", "."].map(|dash| format!("{start}{dash}{kind}-ubyte"));
     let names = names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]);
@@ -50,11 +50,11 @@ pub(super) struct Idx {
     bytes: u64,
 }
 
-/// An open file whose header was read.
+/// An open file whose header has been read.
 struct IdxFile {
     path: PathBuf,
     reader: Box<dyn Read>,
-    /// Images or labels.
+    /// Number of images or labels.
     count: u64,
     /// Height and width, for images.
     shape: [usize; 2],
@@ -108,7 +108,7 @@ impl IdxFile {
         self.reader.read_exact(bytes).map_err(|error| ended(&self.path, error))
     }
 
-    /// Checks that nothing follows.
+    /// Checks that no data follows.
     fn finish(mut self) -> Result<(), DataError> {
         match self.reader.read(&mut [0]) {
             Ok(0) => Ok(()),
@@ -118,7 +118,7 @@ impl IdxFile {
     }
 }
 
-/// A file that ends early, or whose gzip is damaged, is bad data, and not a fault of the system.
+/// A file that ends early or has damaged gzip data is bad input, not a system error.
 fn ended(path: &Path, error: std::io::Error) -> DataError {
     match error.kind() {
         ErrorKind::UnexpectedEof => DataError::input(path, "it ends before its last element"),

@@ -1,4 +1,4 @@
-//! Decodes PNG and JPEG files, which are untrusted: their size is known and bounded before they are decoded.
+//! Decodes PNG and JPEG files. They are untrusted, so their size is checked before decoding.
 
 use crate::DataError;
 use crate::manifest::read_file;
@@ -9,18 +9,18 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
-/// The largest file of an image.
+/// Size limit of an image file.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// The most pixels: 64 megabytes of colours fit in a record.
+/// Limit on pixels. 48 MiB of RGB fit in a record.
 const PIXELS_MAX: u64 = 16 << 20;
-/// The longest side.
+/// Limit on height and width.
 const SIDE_MAX: usize = 1 << 16;
-/// What the PNG decoder may allocate besides the pixels.
+/// Allocation limit of the PNG decoder, besides the pixels.
 const PNG_BYTES_MAX: usize = 64 << 20;
-/// Scans of a progressive JPEG. Encoders make about ten; each takes time.
+/// Limit on scans of a progressive JPEG. Encoders use about ten, and each takes time.
 const JPEG_SCANS_MAX: usize = 64;
 
-/// An image of 8 bits for each channel: grey, or red, green and blue.
+/// An image with 8 bits per channel: gray or RGB.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) height: usize,
@@ -41,7 +41,7 @@ impl Image {
         decoded.map_err(|problem| DataError::input(path, problem))
     }
 
-    /// The same picture in colour.
+    /// The same image in RGB.
     pub(super) fn into_rgb(self) -> Image {
         match self.channels {
             1 => Image {

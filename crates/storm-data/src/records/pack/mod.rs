@@ -25,26 +25,26 @@ use idx::Idx;
 use std::path::{Path, PathBuf};
 use storm_files::StagedDirectory;
 
-/// The longest side that images are resized to.
+/// Limit on the height and width that images are resized to.
 const SIZE_MAX: usize = 4096;
 
-/// What to make records of.
+/// The source of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordInput {
     /// A folder with the binary files of CIFAR-10.
     Cifar10(PathBuf),
     /// A folder with the files of MNIST or Fashion-MNIST.
     Idx(PathBuf),
-    /// A folder of PNG and JPEG files, with a subfolder for each class.
+    /// A folder of PNG and JPEG files, with a subfolder per class.
     ImageFolder(PathBuf),
-    /// Made up.
+    /// Synthetic records.
     Synthetic(Synthetic),
-    /// A dataset of records, several times.
+    /// An existing dataset of records, repeated.
     Repeated(Repeated),
 }
 
 impl RecordInput {
-    /// What the inputs are, judged by their names; none if they are not records.
+    /// Determines the type of the inputs. `None` if they are not records.
     ///
     /// # Errors
     /// If a folder of images is one of several inputs.
@@ -69,7 +69,7 @@ impl RecordInput {
         Ok(holds_images(path)?.then(|| RecordInput::ImageFolder(path.to_owned())))
     }
 
-    /// In words.
+    /// A description for the manifest.
     pub fn words(&self) -> String {
         match self {
             RecordInput::Cifar10(_) => cifar::WORDS.to_owned(),
@@ -100,28 +100,29 @@ impl RecordInput {
     }
 }
 
-/// What to pack and how.
+/// Options of [`pack_records`].
 #[derive(Clone, Debug)]
 pub struct RecordPackOptions {
-    /// What to make records of.
+    /// The source of records.
     pub input: RecordInput,
-    /// The directory to make.
+    /// The directory to create.
     pub out: PathBuf,
     /// What to do if it exists.
     pub if_exists: IfExists,
     /// How blocks are compressed.
     pub codec: Codec,
-    /// The share of records to hold out for evaluation, if the input has no such part: at least 0 and less than 1. They
-    /// are taken evenly from the whole input.
+    /// Fraction of records to hold out for evaluation if the input has no such part: at least 0 and
+    /// less than 1. They are taken evenly from the whole input.
     pub held_out: f64,
-    /// Skip and count what cannot be packed, instead of failing.
+    /// Skip and count inputs that cannot be packed, instead of failing.
     pub skip_bad: bool,
-    /// Height and width that images of a folder are resized to; none if all must have the size of the first.
+    /// Height and width to resize the images of a folder to. `None` if all must have the size of
+    /// the first.
     pub size: Option<[usize; 2]>,
 }
 
 impl RecordPackOptions {
-    /// Opens the input and says what it holds, without packing it.
+    /// Opens the input and describes its records, without packing it.
     ///
     /// # Errors
     /// Names the file that cannot be packed.
@@ -131,16 +132,16 @@ impl RecordPackOptions {
     }
 }
 
-/// What is known of an input before it is packed.
+/// A description of an input before it is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordOutline {
     /// The columns of its records.
     pub columns: Vec<Column>,
-    /// Whether it comes with a part for evaluation, such as CIFAR-10's test file.
+    /// Whether it comes with an evaluation part, such as CIFAR-10's test file.
     pub has_held_out_part: bool,
 }
 
-/// How far [`pack_records`] is.
+/// Progress of [`pack_records`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPackProgress {
     /// Bytes of input packed.
@@ -154,15 +155,15 @@ pub struct RecordPackProgress {
 /// The result of [`pack_records`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPackSummary {
-    /// Identifies the dataset by its content.
+    /// A hash of the contents.
     pub id: String,
-    /// Everything else about it.
+    /// Its metadata.
     pub manifest: RecordManifest,
-    /// The first input that was skipped, and why.
+    /// The first skipped input, with the reason.
     pub first_skipped: Option<String>,
 }
 
-/// Something to read records from.
+/// A source of records.
 trait Source {
     fn columns(&self) -> Vec<Column>;
 
@@ -170,24 +171,24 @@ trait Source {
         Vec::new()
     }
 
-    /// Whether the input says which records are for evaluation.
+    /// Whether the input itself has an evaluation part.
     fn has_parts(&self) -> bool;
 
-    /// How many files there are, and their bytes.
+    /// The number of files, and their total bytes.
     fn size(&self) -> (u64, u64);
 
-    /// Calls `sink` with each record, in an order that never changes.
+    /// Passes each record to `sink`, in a deterministic order.
     fn read(&mut self, sink: &mut Sink<'_>) -> Result<(), DataError>;
 }
 
-/// Takes records.
+/// Receives records.
 struct Sink<'a> {
     writer: RecordWriter,
     skip_bad: bool,
     held_out: Option<f64>,
     first_skipped: Option<String>,
     skipped: u64,
-    /// Records and bad inputs so far.
+    /// Records so far, without bad ones.
     seen: u64,
     bytes_done: u64,
     bytes_total: u64,
@@ -195,7 +196,8 @@ struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// Adds a record; `part` is where the input puts it, `name` says where a bad one comes from.
+    /// Adds a record. `part` is the part in the input. `name` returns the path and a prefix for the
+    /// error message of a bad record.
     fn push(
         &mut self,
         part: Split,
@@ -229,7 +231,7 @@ impl Sink<'_> {
         Ok(())
     }
 
-    /// Something cannot be packed: an error, or a counted skip.
+    /// Handles an input that cannot be packed: an error, or counted as skipped.
     fn bad(&mut self, error: DataError) -> Result<(), DataError> {
         if !self.skip_bad {
             return Err(error);
@@ -240,8 +242,9 @@ impl Sink<'_> {
     }
 }
 
-/// Packs records into a dataset. It is written next to its place and renamed when complete: whatever happens, `out` is
-/// never a partial dataset. The same input and options give the same bytes.
+/// Packs records into a dataset. It is written to a temporary directory next to `out` and renamed
+/// when complete, so `out` is never a partial dataset. The same input and options give the same
+/// bytes.
 ///
 /// # Errors
 /// Names the file that cannot be packed.
@@ -306,7 +309,7 @@ pub fn pack_records(
     Ok(RecordPackSummary { id, manifest, first_skipped })
 }
 
-/// Refuses to make up more than the disk has room for.
+/// Fails if the disk does not have enough space.
 fn check_room(out: &Path, bytes: u64) -> Result<(), DataError> {
     let parent = out.ancestors().skip(1).find(|parent| parent.is_dir()).unwrap_or(Path::new("."));
     let Ok(disk) = rustix::fs::statvfs(parent) else { return Ok(()) };
@@ -321,7 +324,7 @@ fn check_room(out: &Path, bytes: u64) -> Result<(), DataError> {
 }
 
 impl RecordInput {
-    /// Where it is, for errors.
+    /// Its path, for errors.
     fn path(&self) -> &Path {
         match self {
             RecordInput::Cifar10(path)

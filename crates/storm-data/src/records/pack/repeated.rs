@@ -1,4 +1,4 @@
-//! The records of a dataset again and again, for tests of scale.
+//! Repeats the records of a dataset, for tests at scale.
 
 use super::{Sink, Source};
 use crate::records::column::{Column, Place};
@@ -6,13 +6,13 @@ use crate::records::set::RecordSet;
 use crate::{DataError, Split};
 use std::path::PathBuf;
 
-/// A dataset whose training part comes as often as it takes to make so many records. All records come
-/// before any of them comes again, so that blocks compress as those of the dataset do.
+/// A dataset whose training part is repeated up to `count` records. Each pass covers all records,
+/// so blocks compress as well as those of the dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
     /// The dataset.
     pub dir: PathBuf,
-    /// How many records to make.
+    /// How many records to create.
     pub count: u64,
 }
 

@@ -1,26 +1,26 @@
-//! Resizes images, to the same bits on every machine.
+//! Resizes images, with bit-identical results on every machine.
 //!
-//! The filter is the triangle of bilinear interpolation, as wide as a pixel of the result where that is larger than one
-//! of the source, so that downscaling averages all of the source (antialiasing). It runs over rows and then over columns
-//! and rounds to 8 bits after each. Weights have 22 bits after the point, and sums are of integers. These are the
-//! results of Pillow's `Image.resize` with `BILINEAR` to the new width and then to the new height; Pillow itself
-//! chooses which comes first.
+//! The filter is bilinear with antialiasing: when downscaling, its support grows with the scale so
+//! that it averages all source pixels. It runs over rows and then over columns, and rounds to 8
+//! bits after each. Weights have 22 fractional bits, and sums are integers. The results equal those
+//! of Pillow's `Image.resize` with `BILINEAR` to the new width and then to the new height. Pillow
+//! itself chooses which comes first.
 
 use super::image::Image;
 
-/// Bits of a weight after the point: sums of 8-bit values fit in 32 bits.
+/// Fractional bits of a weight, so that sums of 8-bit values fit in 32 bits.
 const PRECISION_BITS: u32 = 22;
 
-/// The pixels of a line that make up one pixel of the result, and their weights.
+/// The source pixels that contribute to one pixel of the result, and their weights.
 struct Taps {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// The pixels of an image of a shape (height, width, channels) in another size.
+/// Resizes an image of shape (height, width, channels).
 ///
 /// # Panics
-/// If there are not as many pixels as the shape says.
+/// If the number of pixels does not match the shape.
 pub fn resize_image(pixels: Vec<u8>, shape: [usize; 3], size: [usize; 2]) -> Vec<u8> {
     let [height, width, channels] = shape;
     assert_eq!(pixels.len(), height * width * channels, "pixels of an image of {shape:?}");
@@ -28,7 +28,7 @@ pub fn resize_image(pixels: Vec<u8>, shape: [usize; 3], size: [usize; 2]) -> Vec
 }
 
 impl Image {
-    /// The image in another size; its sides are stretched apart from each other.
+    /// The image in another size. The aspect ratio may change.
     pub(super) fn resized(self, [height, width]: [usize; 2]) -> Image {
         let Image { height: rows, width: columns, channels, pixels } = self;
         let pixels = match width == columns {
@@ -75,8 +75,8 @@ impl Taps {
     }
 }
 
-/// For each pixel of a line of `to`, its taps in a line of `from`. Sums, products and quotients of f64 alone: these are
-/// the same everywhere.
+/// For each pixel of a line of length `to`, its taps in a line of length `from`. Uses only basic
+/// f64 arithmetic, whose results are the same everywhere.
 fn taps(from: usize, to: usize) -> Vec<Taps> {
     let scale = from as f64 / to as f64;
     let width = scale.max(1.0);

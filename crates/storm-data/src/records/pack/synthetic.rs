@@ -1,4 +1,4 @@
-//! Made-up records of any shape and count, each with its number.
+//! Synthetic records of any shape and count, each with its index.
 
 use super::{Sink, Source};
 use crate::records::column::{Column, ColumnType, RECORD_BYTES_MAX};
@@ -9,11 +9,11 @@ use storm_graph::random::Random;
 /// Records of pseudo-random bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Synthetic {
-    /// How many.
+    /// How many records.
     pub count: u64,
     /// The shape of column `images`, of u8.
     pub shape: Vec<usize>,
-    /// Column `targets` is below this.
+    /// Values of column `targets` are below this.
     pub classes: u32,
 }
 
@@ -48,7 +48,7 @@ impl Source for Synthetic {
         vec![
             Column::fixed("images", ColumnType::U8, &self.shape),
             Column::label("targets", self.classes),
-            // The record's number, as low and high half.
+            // The record's index, as low and high half.
             Column::fixed("index", ColumnType::I32, &[2]),
         ]
     }
@@ -66,7 +66,7 @@ impl Source for Synthetic {
         let mut image = vec![0; bytes];
         for number in 0..self.count {
             let mut random = Random(number);
-            // Every word comes twice, so that a codec has something to do.
+            // Every word is repeated, so that a codec has something to compress.
             for chunk in image.chunks_mut(16) {
                 let word = random.bits().to_le_bytes();
                 chunk.iter_mut().zip(word.iter().cycle()).for_each(|(byte, from)| *byte = *from);

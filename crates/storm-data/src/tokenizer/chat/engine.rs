@@ -1,4 +1,5 @@
-//! Jinja as `transformers` configures it: what templates may call, and how much work they may do.
+//! Jinja as configured by `transformers`: the functions templates may call, and how much work they
+//! may do.
 
 use super::source::ChatSetup;
 use super::{Chat, MARK_BEGIN, MARK_END, json, strftime};
@@ -9,14 +10,14 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-/// Limit of instructions for a rendering, and for all renderings of one chat.
+/// Instruction limits, per rendering and for all renderings of one chat.
 const RENDER_FUEL: u64 = 20_000_000;
 const CHAT_FUEL: u64 = 200_000_000;
 
 const NAME: &str = "chat template";
 const TOOL_NAME: &str = "chat template for tools";
 
-/// Replaces `{% generation %}`, a tag that Jinja does not have, by a filter over the same block.
+/// A filter that stands in for `{% generation %}`, a tag that this Jinja engine does not have.
 const GENERATION_FILTER: &str = "storm_generation";
 
 /// A compiled template.
@@ -42,7 +43,7 @@ impl Engine {
             None => Ok(write!(out, "{value}")?),
         });
         environment.add_filter("tojson", json::tojson);
-        // Unlike an empty list, None cannot be iterated, as in Python.
+        // As in Python, None cannot be iterated.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && (value.kind() == ValueKind::String || value.try_iter().is_ok())
         });
@@ -81,18 +82,18 @@ impl Engine {
         Ok(Engine { environment, special, has_tool_template, marks_answers, raised })
     }
 
-    /// Whether the template itself marks what the assistant writes.
+    /// Whether the template itself marks the assistant's text.
     pub(super) fn marks_answers(&self) -> bool {
         self.marks_answers
     }
 
-    /// For the renderings of one chat.
+    /// Starts the renderings of one chat.
     pub(super) fn begin(&self) -> Render<'_> {
         Render { engine: self, fuel: Cell::new(CHAT_FUEL) }
     }
 }
 
-/// What follows the last message.
+/// What to render after the last message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Nothing,
@@ -107,7 +108,7 @@ pub(super) struct Render<'a> {
 }
 
 impl Render<'_> {
-    /// The text of a chat, and what the template marks as generated.
+    /// The text of a chat, and the ranges that the template marks as generated.
     pub(super) fn whole(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>), String> {
         Ok(without_marks(&self.rendered(chat, Then::Nothing)?))
     }
@@ -126,7 +127,7 @@ impl Render<'_> {
         let special = special.map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let given = [
             ("messages", Value::from(chat.messages.clone())),
-            // Absent ones are defined as none, as in `transformers`.
+            // Absent values are passed as None, as in `transformers`.
             ("tools", chat.tools.clone().unwrap_or_else(|| Value::from(()))),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(then == Then::Answer)),
@@ -153,7 +154,7 @@ impl Render<'_> {
     }
 }
 
-/// What went wrong, and where in the template.
+/// The error message, with its line in the template.
 fn words(name: &str, error: &Error) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return format!("the {name} takes more than {RENDER_FUEL} steps");
@@ -163,7 +164,7 @@ fn words(name: &str, error: &Error) -> String {
     format!("the {name} fails{line}: {detail}")
 }
 
-/// Removes the marks from a text; returns the byte ranges between them.
+/// Removes the marks from a text, and returns the byte ranges between them.
 fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     let (mut text, mut spans) = (String::with_capacity(marked.len()), Vec::new());
     let (mut depth, mut begin) = (0, 0);
@@ -184,8 +185,7 @@ fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     (text, spans)
 }
 
-/// Replaces `{% generation %}` and its end by a block that Jinja knows; returns whether there was
-/// one.
+/// Replaces `{% generation %}` and its end tag with a filter block. Returns whether there was one.
 fn with_generation_filter(source: &str) -> (String, bool) {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,7 +1,8 @@
 //! Finds the assistant's answers in a rendered chat if the template does not mark them.
 //!
-//! For each answer, the chat before it is rendered again, first with the prompt for an answer and then with the
-//! answer. If the whole chat starts with the former, the answer starts after it; it ends where the latter ends.
+//! For each answer, the chat before it is rendered again, first with the prompt for an answer and
+//! then with the answer. If the whole chat starts with the former, the answer starts after it. The
+//! answer ends where the latter ends.
 
 use super::engine::{Render, Then};
 use super::{Chat, KnownTokens, PROBE, field, role, with_field};
@@ -56,11 +57,12 @@ impl Answers<'_> {
         if let (Ok(prompt), Ok(bare)) = (prompt, bare)
             && self.text.starts_with(bare.as_str())
         {
-            // Some templates start an answer with thoughts, which they omit from older answers.
+            // Some templates start an answer with a reasoning block, which they omit from older
+            // answers.
             let begun = self.known.before(&prompt, common_prefix(&prompt, self.text));
             return Ok(begun.max(bare.len()));
         }
-        // Some templates put the start of a chat into its last question.
+        // Some templates move the start of a chat into its last question.
         let content = self.content(number).ok_or_else(|| unclear(number))?;
         let other = format!("{PROBE}{content}");
         let message = with_field(&self.chat.messages[number], "content", Value::from(other));
@@ -71,7 +73,8 @@ impl Answers<'_> {
         }
     }
 
-    /// The end of an answer that starts at `start`: the longest text there that the chat up to it ends with.
+    /// The end of an answer that starts at `start`: the longest prefix of the text there that is a
+    /// suffix of the chat rendered up to that answer.
     fn end(&self, number: usize, start: usize) -> Result<usize, String> {
         let until = self.render.text(&self.chat.until(number + 1), Then::Nothing)?;
         // Earlier messages do not affect it.
@@ -92,7 +95,7 @@ impl Answers<'_> {
         }
     }
 
-    /// The content of a message, if it is a text.
+    /// The content of a message, if it is a nonempty string.
     fn content(&self, number: usize) -> Option<String> {
         let content = field(&self.chat.messages[number], "content")?;
         content.as_str().filter(|text| !text.trim().is_empty()).map(str::to_owned)
@@ -107,7 +110,7 @@ fn unclear(number: usize) -> String {
     )
 }
 
-/// Bytes that two texts begin with.
+/// Length of the common prefix in bytes.
 fn common_prefix(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

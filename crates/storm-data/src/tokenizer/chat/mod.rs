@@ -1,7 +1,7 @@
-//! Chats as text: renders a model's own template and finds the learned part of the text.
+//! Chats as text: renders a model's chat template and finds the text that counts in the loss.
 //!
-//! Runs in the tokenizer's process: a template is a program that came with a model. `transformers` renders the same
-//! templates with Jinja2 to the same text.
+//! Runs in the tokenizer's process, because a template is a program that came with a model. The
+//! text is the same as `transformers` renders with Jinja2.
 
 mod engine;
 mod json;
@@ -22,39 +22,40 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::ops::Range;
 
-/// The most messages in a chat: each needs far more memory than its text.
+/// Limit on messages in a chat. Each needs far more memory than its text.
 const MESSAGES_MAX: usize = 1 << 16;
 
-/// Bytes of a rendered chat. It is encoded as a whole.
+/// Size limit of a rendered chat, which is encoded as a whole.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// Noncharacters, which no text contains: they enclose what a template marks as generated, and reveal changes.
+/// Unicode noncharacters, which no text contains. The marks enclose what a template marks as
+/// generated. The probe detects changes.
 pub(super) const MARK_BEGIN: char = '\u{fdd0}';
 pub(super) const MARK_END: char = '\u{fdd1}';
 pub(super) const PROBE: char = '\u{fdd2}';
 
-/// A chat as a text.
+/// A rendered chat.
 #[derive(Debug)]
 pub(super) struct Rendered {
     pub(super) text: String,
-    /// Bytes of the text that are learned, in order.
+    /// Byte ranges of the text that count in the loss, in order.
     pub(super) learned: Vec<Range<usize>>,
     /// Whether the last message is the assistant's.
     pub(super) ends_with_answer: bool,
 }
 
-/// Tokens that a tokenizer finds in a text first, as they are written.
+/// Added tokens, which a tokenizer matches in a text before all others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownTokens {
     pub(super) special: Vec<String>,
-    /// Those that are not special.
+    /// Added tokens that are not special.
     pub(super) other: Vec<String>,
 }
 
 impl KnownTokens {
-    /// The place in a text, or the start of the token that contains it.
+    /// The position itself, or the start of the token that contains it.
     fn before(&self, text: &str, at: usize) -> usize {
         let begins = |token: &String| {
             let from = text.floor_char_boundary(at.saturating_sub(token.len()));
@@ -90,7 +91,7 @@ impl Chats {
         let render = self.engine.begin();
         let text = render.text(&chat, Then::Answer)?;
         check_length(&text)?;
-        // Otherwise the model would answer something other than what was said.
+        // Otherwise the model would answer a different chat.
         shown::check(&render, &chat, &render.text(&chat, Then::Nothing)?)?;
         Ok(text)
     }
@@ -141,7 +142,8 @@ fn check_length(text: &str) -> Result<(), String> {
 }
 
 impl Chats {
-    /// A rendered chat is encoded as a whole: text of the template and text of a message cannot be distinguished.
+    /// Rejects special tokens in messages. A rendered chat is encoded as a whole, so text of the
+    /// template and text of a message cannot be distinguished.
     fn refuse_special(&self, chat: &Chat) -> Result<(), String> {
         let found = self.known.special.iter().find(|token| {
             let has = |text: &str| text.contains(token.as_str());
@@ -156,7 +158,7 @@ impl Chats {
     }
 }
 
-/// The part of a record that is a chat.
+/// The chat fields of a record.
 #[derive(Deserialize)]
 pub(super) struct Chat {
     #[serde(deserialize_with = "messages")]
@@ -166,7 +168,7 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    /// Refuses what no template accepts, and names thoughts as templates expect them.
+    /// Rejects what no template accepts, and renames reasoning fields as templates expect them.
     fn checked(self) -> Result<Chat, String> {
         let Chat { messages, tools } = self;
         let message = |(number, message): (usize, Value)| {
@@ -190,13 +192,13 @@ impl Chat {
         Chat { messages, tools: self.tools.clone() }
     }
 
-    /// The beginning of the chat.
+    /// The first `end` messages of the chat.
     pub(super) fn until(&self, end: usize) -> Chat {
         Chat { messages: self.messages[..end].to_vec(), tools: self.tools.clone() }
     }
 }
 
-/// At most [`MESSAGES_MAX`].
+/// Deserializes at most [`MESSAGES_MAX`] messages.
 fn messages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Value>, D::Error> {
     struct Counting;
 
@@ -224,7 +226,7 @@ fn messages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Value>, D:
     deserializer.deserialize_seq(Counting)
 }
 
-/// A field of a message; none if it is absent or null.
+/// A field of a message. `None` if it is absent or null.
 pub(super) fn field(message: &Value, name: &str) -> Option<Value> {
     message.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none())
 }
@@ -233,7 +235,7 @@ pub(super) fn role(message: &Value) -> String {
     field(message, "role").map_or_else(String::new, |role| role.to_string())
 }
 
-/// The same map with one value replaced.
+/// The same map with one value replaced or added.
 pub(super) fn with_field(map: &Value, name: &str, value: Value) -> Value {
     let keys: Vec<Value> = map.try_iter().map(Iterator::collect).unwrap_or_default();
     let is_new = !keys.iter().any(|key| key.as_str() == Some(name));
@@ -289,7 +291,7 @@ fn check_parts(parts: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Thoughts have several names; `transformers` shows them to templates under two.
+/// Reasoning has several field names. `transformers` passes it to templates under two.
 fn with_thoughts(message: Value) -> Value {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let Some(thoughts) = names.iter().find_map(|name| field(&message, name)) else {

@@ -1,12 +1,12 @@
-//! Checks that a template renders all of a chat. Many ignore what they do not know: a role, a tool, a
-//! part.
+//! Checks that a template renders all of a chat. Many silently ignore a role, a tool or a content
+//! part that they do not know.
 
 use super::engine::{Render, Then};
 use super::{Chat, PROBE, field, role, with_field};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// Refuses a chat if the template omits a part of it.
+/// Rejects a chat if the template omits part of it.
 pub(super) fn check(render: &Render<'_>, chat: &Chat, text: &str) -> Result<(), String> {
     for (number, message) in chat.messages.iter().enumerate() {
         let refuse =
@@ -40,7 +40,7 @@ pub(super) fn check(render: &Render<'_>, chat: &Chat, text: &str) -> Result<(), 
     Ok(())
 }
 
-/// What the template does wrong with a message made of parts; none if nothing.
+/// What the template does wrong with a message made of content parts, if anything.
 fn parts(
     render: &Render<'_>,
     chat: &Chat,
@@ -57,7 +57,7 @@ fn parts(
             let other = with_field(message, "content", Value::from(parts));
             render.text(&chat.with(number, other), Then::Nothing)
         };
-        // A template that does not know parts prints them with everything in them.
+        // A template without support for parts prints their whole structure.
         if with(with_field(part, "other", Value::from(PROBE.to_string())))?.contains(PROBE) {
             return Ok(Some("does not know content parts; write `content` as one text".to_owned()));
         }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The longest templates in use are tens of kilobytes.
+/// The largest templates in use are tens of kilobytes.
 const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 /// `tokenizer_config.json` lists every added token.
 const CONFIG_BYTES_MAX: u64 = 32 << 20;
@@ -21,13 +21,13 @@ const CHATML: &str = "\
 {{ message.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// The space goes with the following word, as in tokenizers.
+// The space goes with the following word, as tokenizers expect.
 const PLAIN: &str = "\
 {% for message in messages %}{{ message.role }}:{% if message.role == 'assistant' %}{% generation %} \
 {{ message.content }}{{ '\\n' }}{% endgeneration %}{% else %} {{ message.content }}{{ '\\n' }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}assistant:{% endif %}";
 
-/// How messages become text.
+/// The template that renders messages as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatTemplate {
     /// The tokenizer's own: `chat_template.jinja` next to it, or in `tokenizer_config.json`.
@@ -114,23 +114,23 @@ fn missing(tokenizer: &TokenizerSource) -> DataError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ChatSetup {
     pub(crate) template: String,
-    /// For chats with tools, if there is a separate one.
+    /// For chats with tools, if there is a separate template.
     pub(crate) tool_template: Option<String>,
-    /// Special tokens by their name in a template, such as `bos_token`.
+    /// Special tokens by their template variable, such as `bos_token`.
     pub(crate) special: BTreeMap<String, String>,
     /// How special tokens in messages are treated.
     pub(crate) special_in_text: SpecialTokens,
-    /// The time that templates see, in seconds since 1970, local time.
+    /// The time that templates see, as local time in seconds since 1970.
     pub(crate) now_seconds: i64,
     pub(crate) frame: Frame,
 }
 
-/// What is put around a rendered chat.
+/// What surrounds a rendered chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// Nothing: the template contains everything.
     AsRendered,
-    /// The marks of a document.
+    /// The special tokens of a document.
     Document,
 }
 
@@ -169,7 +169,7 @@ impl TokenizerConfig {
     fn beside(tokenizer: &Path) -> Result<TokenizerConfig, DataError> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut config = TokenizerConfig::default();
-        // The config comes last: it has the latest changes.
+        // The config comes last and overrides.
         for name in ["special_tokens_map.json", "tokenizer_config.json"] {
             let path = folder.join(name);
             if !path.exists() {
@@ -191,7 +191,7 @@ impl TokenizerConfig {
     }
 }
 
-/// The special tokens and templates of a file; other fields are ignored.
+/// The special tokens and templates of a file. Other fields are ignored.
 #[derive(Default)]
 struct Fields {
     tokens: BTreeMap<String, String>,
@@ -241,14 +241,14 @@ fn read_text(path: &Path) -> Result<String, DataError> {
     String::from_utf8(bytes).map_err(|_| DataError::input(path, "is not UTF-8 text"))
 }
 
-/// The local time, like `datetime.now()` in transformers, or `SOURCE_DATE_EPOCH` in UTC, so packing can be reproduced
-/// anywhere.
+/// The local time, like `datetime.now()` in transformers, or `SOURCE_DATE_EPOCH` in UTC for
+/// reproducible packing.
 fn now_seconds() -> i64 {
     let said = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok());
     said.unwrap_or_else(|| local_seconds(Timestamp::now(), &TimeZone::system()))
 }
 
-/// Seconds from the start of 1970 to a moment, both in local time of a zone.
+/// A moment as local time in a zone, in seconds since 1970.
 fn local_seconds(moment: Timestamp, zone: &TimeZone) -> i64 {
     moment.as_second() + i64::from(zone.to_offset(moment).seconds())
 }

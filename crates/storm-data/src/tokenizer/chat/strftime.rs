@@ -1,4 +1,4 @@
-//! The date in a template, by `strftime_now`.
+//! Implements `strftime_now` for templates.
 
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
@@ -20,7 +20,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Formats a time, in seconds since 1970 local time, as Python's `strftime` does in the C locale.
+/// Formats a time, in seconds since 1970 local time, like Python's `strftime` in the C locale.
 pub(super) fn strftime(seconds: i64, format: &str) -> Result<String, Error> {
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
@@ -69,7 +69,7 @@ pub(super) fn strftime(seconds: i64, format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Days from 1970 to the first of a year.
+/// Days from 1970 to the first day of a year.
 fn days_before(year: i64) -> i64 {
     let before = year - 1;
     365 * (year - 1970) + (before.div_euclid(4) - before.div_euclid(100) + before.div_euclid(400))
