@@ -1,32 +1,32 @@
-//! How far a jump goes, and how often there is another.
+//! Chooses the length of a jump, and how many to make.
 
 /// How the length of jumps is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Controller {
-    /// One jump of this length.
+    /// One jump of fixed length.
     Constant {
-        /// In lengths of the direction.
+        /// Length, in units of the direction.
         tau: f32,
     },
-    /// Jumps while the loss falls.
+    /// Repeated jumps while the loss falls.
     LineSearch {
-        /// The first, in lengths of the direction.
+        /// Length of the first jump, in units of the direction.
         tau: f32,
-        /// Each jump is so many times as long as the one before; 1 repeats it.
+        /// Each jump is this many times as long as the previous one. 1 repeats the length.
         growth: f32,
-        /// Jumps of one phase, at most.
+        /// Maximum jumps per phase.
         jumps: u32,
     },
     /// A recurrent state-space model chooses one jump, or none.
     Rssm {
-        /// The middle of the lengths that it chooses from.
+        /// The middle of the lengths to choose from.
         tau: f32,
     },
 }
 
 impl Controller {
-    /// The length of the next jump after so many that were accepted; none if there is none. `chosen` is what a controller that
-    /// learns has chosen.
+    /// The length of the next jump after this many accepted ones. `None` to stop. `chosen` is the
+    /// choice of a learned controller.
     pub(super) fn next(&self, accepted: u32, chosen: Option<f32>) -> Option<f32> {
         match *self {
             Controller::Constant { tau } => (accepted == 0).then_some(tau),

@@ -1,5 +1,5 @@
-//! The host memory of predictions: the state that jumps are undone to, the weights at the start of a window, and what a
-//! direction keeps. All of it is taken before the first step.
+//! The host memory of predictions: the state to restore when jumps are undone, the weights at the
+//! start of a window, and the state of a direction. All of it is allocated before the first step.
 
 use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
@@ -18,16 +18,16 @@ use storm_graph::random::{Seed, Stream};
 use storm_graph::{DType, ParameterInstance, Training};
 use storm_model::AnyModel;
 
-/// Elements that are computed at a time.
+/// Elements computed at a time.
 pub(super) const PIECE_ELEMENTS: usize = 1 << 20;
 
-/// A piece of a parameter and one of its master.
+/// Buffers for a piece of a parameter and of its master.
 const WORK_BYTES: u64 = (PIECE_ELEMENTS * (size_of::<f32>() + size_of::<f32>())) as u64;
 
-/// Host memory that predictions take beside the plan, the probe data excepted.
+/// Host memory that predictions need besides the plan, without the probe data.
 ///
 /// # Errors
-/// A model that is not valid with these options.
+/// The model is not valid with these options.
 pub fn predict_bytes(
     model: impl Into<AnyModel>,
     options: &TrainOptions,
@@ -59,7 +59,7 @@ pub(super) struct Weight {
 }
 
 impl Weight {
-    /// The tensor that has its value: the master where there is one.
+    /// The tensor that has its value: the master if there is one.
     pub(super) fn value(&self) -> String {
         match self.form {
             Form::Bf16AndMaster => self.master(),
@@ -71,7 +71,7 @@ impl Weight {
         format!("{}.master", self.parameter)
     }
 
-    /// Its random words in a prediction after so many updates.
+    /// Its random words in a prediction after this many updates.
     pub(super) fn words(&self, seed: u64, updates: u32) -> RandomWords {
         RandomWords::new(Seed { seed, step: updates }, self.stream)
     }
@@ -93,7 +93,7 @@ fn weights(instances: &[ParameterInstance], precision: Precision) -> Vec<Weight>
         .collect()
 }
 
-/// What jumps are undone to: all state, or only weights if jumps always stay.
+/// The state that an undo restores: everything, or only the weights if every jump is accepted.
 fn undo_tensors(weights: &[Weight], state: &[StateTensor], accept: Accept) -> Vec<StateTensor> {
     match accept {
         Accept::IfLower => state.to_vec(),
@@ -107,7 +107,7 @@ fn undo_tensors(weights: &[Weight], state: &[StateTensor], accept: Accept) -> Ve
     }
 }
 
-/// What updates say of themselves, if they do.
+/// Bytes of the update statistics that the optimizer records, if it does.
 fn observed_bytes(state: &[StateTensor]) -> usize {
     let observed = state.iter().filter(|tensor| tensor.part == StatePart::Optimizer);
     let suffix = format!(".{}", names::OBSERVED);
@@ -122,7 +122,7 @@ fn reference_tensors(weights: &[Weight], state: &[StateTensor]) -> Vec<StateTens
     weights.iter().map(|weight| by_name[weight.value().as_str()].clone()).collect()
 }
 
-/// What a direction keeps: an f32 number for each weight, and then copies of all weights.
+/// The state of a direction: an f32 per weight, then copies of all weights.
 fn direction_tensors(weights: &[Weight], direction: Direction) -> Vec<StateTensor> {
     let copies = (1..=direction.copies_at().len()).flat_map(|number| {
         weights.iter().map(move |weight| StateTensor {
@@ -144,7 +144,7 @@ fn direction_tensors(weights: &[Weight], direction: Direction) -> Vec<StateTenso
     weights.iter().map(tensor).chain(copies).collect()
 }
 
-/// The state of a controller that learns.
+/// The state of a learned controller.
 fn controller_tensors(controller: &Controller) -> Vec<StateTensor> {
     let tensor = || StateTensor {
         name: "rssm".to_owned(),
@@ -162,23 +162,23 @@ fn controller_tensors(controller: &Controller) -> Vec<StateTensor> {
 #[derive(Debug)]
 pub(super) struct Copies {
     pub(super) weights: Vec<Weight>,
-    /// By weight: its value among the tensors of the undo, and its parameter.
+    /// For each weight: the index of its value in `undo`, and of its parameter.
     base: Vec<usize>,
     parameters: Vec<usize>,
-    /// All state, or all weights if jumps always stay.
+    /// All state, or only the weights if every jump is accepted.
     pub(super) undo: Snapshot,
-    /// The values of weights.
+    /// The weights at the start of the window.
     pub(super) reference: Snapshot,
-    /// What a direction keeps, f32.
+    /// The state of the direction.
     pub(super) state: Option<Snapshot>,
-    /// The state of a controller that learns, when a checkpoint is made.
+    /// The state of a learned controller, filled in for checkpoints.
     pub(super) controller: Option<Snapshot>,
-    /// Where the tensors of a checkpoint are, by their names in it.
+    /// Locations of the tensors by their names in a checkpoint.
     places: BTreeMap<String, (StatePart, usize)>,
 }
 
 impl Copies {
-    /// Takes the memory.
+    /// Allocates the memory.
     ///
     /// # Errors
     /// The machine or a limit does not allow it.
@@ -222,7 +222,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Host memory that they take, and what is computed beside them.
+    /// Host memory of the copies and of the work buffers.
     pub(super) fn size_bytes(&self) -> u64 {
         let snapshots = self.parts().map(|(_, snapshot)| snapshot.size_bytes() as u64);
         snapshots.sum::<u64>() + WORK_BYTES
@@ -233,7 +233,7 @@ impl Copies {
         self.undo.bytes(self.base[weight])
     }
 
-    /// Makes weights what they were before the jumps.
+    /// Restores the weights from before the jumps.
     pub(super) fn restore_weights<D: PlanDevice>(
         &self,
         trainer: &mut Trainer<D>,
@@ -249,7 +249,7 @@ impl Copies {
         Ok(())
     }
 
-    /// state ← momentum · state + θ − reference, of a weight.
+    /// state ← momentum · state + θ − reference, for one weight.
     pub(super) fn add_to_state(&mut self, index: usize, momentum: f32) {
         let Copies { weights, base, undo, reference, state, .. } = self;
         let Some(state) = state else { return };
@@ -261,7 +261,7 @@ impl Copies {
         }
     }
 
-    /// Copies the weights as they are now, as the direction's copy of this number.
+    /// Copies the current weights into the direction's copy with this number.
     pub(super) fn copy_weights<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -276,7 +276,8 @@ impl Copies {
         Ok(())
     }
 
-    /// state ← what the next window adds by the modes of the last, of a weight.
+    /// state ← the predicted change over the next window, from the modes of the last one, for one
+    /// weight.
     pub(super) fn extrapolate(&mut self, index: usize) {
         /// Elements that a thread looks at together.
         const CHUNK: usize = 1 << 16;
@@ -306,7 +307,7 @@ impl Copies {
                     gram
                 })
                 .collect();
-            // In order, whatever the number of threads.
+            // Summed in order, so the result does not depend on the number of threads.
             let mut gram = Gram::default();
             for part in &parts {
                 for (row, more) in gram.iter_mut().zip(part) {
@@ -315,7 +316,7 @@ impl Copies {
             }
             factors(&gram)
         };
-        // Σ factor · (later − earlier), by snapshot.
+        // Σ factor · (later − earlier), per snapshot.
         let of_snapshot: [f64; INTERVALS + 1] = std::array::from_fn(|n| {
             let [before, after] = [n.checked_sub(1), Some(n).filter(|&n| n < INTERVALS)];
             before.map_or(0.0, |n| factors[n]) - after.map_or(0.0, |n| factors[n])
@@ -341,7 +342,7 @@ impl Copies {
         }
     }
 
-    /// Root of the mean square of θ − reference, of a weight.
+    /// Root mean square of θ − reference, for one weight.
     pub(super) fn root_mean_square(&self, index: usize) -> f32 {
         let Weight { form, elements, .. } = self.weights[index];
         let (now, before) = (self.base(index), self.reference.bytes(index));
@@ -351,7 +352,7 @@ impl Copies {
         (squares / elements.max(1) as f64).sqrt() as f32
     }
 
-    /// A direction begins anew.
+    /// Resets the direction.
     pub(super) fn clear_state(&mut self) {
         let Some(state) = &mut self.state else { return };
         for index in 0..self.weights.len() {
@@ -368,7 +369,7 @@ impl Copies {
             .chain(controller)
     }
 
-    /// As checkpoints name them.
+    /// The tensors under their names in a checkpoint.
     pub(super) fn tensors(&self) -> Vec<StateTensor> {
         let named = |part: StatePart| {
             move |tensor: &StateTensor| StateTensor {
@@ -382,7 +383,7 @@ impl Copies {
             .collect()
     }
 
-    /// Some bytes of a tensor of a checkpoint, if it is one of these.
+    /// The bytes of a checkpoint tensor, if it is one of these.
     pub(super) fn bytes_mut(&mut self, name: &str) -> Option<&mut [u8]> {
         let &(part, at) = self.places.get(name)?;
         let snapshot = match part {
@@ -405,11 +406,11 @@ fn name_in(part: StatePart, name: &str) -> String {
     format!("{prefix}:{name}")
 }
 
-/// A trainer with the copies of its predictions, as a checkpoint has them.
+/// A trainer with the copies of its predictions, for checkpoints.
 pub(crate) struct WithCopies<'a, D: PlanDevice> {
     pub(super) trainer: &'a mut Trainer<D>,
     pub(super) copies: &'a mut Copies,
-    /// Copies that mean something now; others are not saved.
+    /// The copies that are currently valid. Others are not saved.
     pub(super) held: Vec<StatePart>,
 }
 

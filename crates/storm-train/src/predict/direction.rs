@@ -1,50 +1,51 @@
-//! Where weights go: a direction from the steps that were made, or a control.
+//! The direction of a jump: derived from past steps, or a control.
 
 use super::modes::INTERVALS;
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
-/// A direction d of θ + τ·d. A window is a number of steps before the prediction, within its full phase.
+/// The direction d of θ + τ·d. The window is the number of steps before the prediction, within its
+/// full phase.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Direction {
     /// The last update: θ(t) − θ(t−1).
     LastUpdate,
-    /// The mean of updates, in which one that is a step older weighs 1 − 1/window as much.
+    /// Exponential moving average of updates, with decay 1 − 1/window.
     Average {
-        /// Updates that it remembers.
+        /// Averaging window in steps.
         window: u64,
     },
-    /// To the mean of the weights after each step, in which those of a step earlier weigh 1 − 1/window as much.
+    /// Toward the exponential moving average of the weights, with decay 1 − 1/window.
     WeightAverage {
-        /// Steps that it remembers.
+        /// Averaging window in steps.
         window: u64,
     },
     /// θ(t) − θ(t−window).
     Difference {
-        /// Steps between both.
+        /// Number of steps.
         window: u64,
     },
-    /// What the next window would add if the differences of each tensor followed a linear recurrence: dynamic mode
-    /// decomposition.
+    /// The predicted change over the next window if the differences of each tensor follow a linear
+    /// recurrence (dynamic mode decomposition).
     Dmd {
-        /// Steps of a window, a multiple of its intervals.
+        /// Steps of a window, a multiple of the number of intervals.
         window: u64,
     },
-    /// What an outer optimizer with Nesterov's momentum adds to these steps: momentum · m, where
-    /// m ← momentum · m + θ(t) − θ(t−window) in each prediction.
+    /// The step of an outer optimizer with Nesterov momentum beyond θ(t): momentum · m, where each
+    /// prediction sets m ← momentum · m + θ(t) − θ(t−window).
     Outer {
-        /// Steps of an outer step.
+        /// Steps per outer step.
         window: u64,
-        /// Share of m that stays.
+        /// Momentum coefficient.
         momentum: f32,
     },
-    /// Nowhere: all work of a difference, and no jump.
+    /// Control: the cost of a difference, without a jump.
     None {
         /// As for a difference.
         window: u64,
     },
-    /// Each weight up or down at random, each tensor as far as by a difference.
+    /// Control: each weight moves up or down at random, each tensor as far as with a difference.
     Random {
-        /// Of that difference.
+        /// Window of that difference.
         window: u64,
     },
 }
@@ -64,7 +65,7 @@ impl Direction {
         }
     }
 
-    /// As in a config file.
+    /// Its name in a config file.
     pub fn name(&self) -> &'static str {
         match self {
             Direction::LastUpdate => "last-update",
@@ -78,12 +79,12 @@ impl Direction {
         }
     }
 
-    /// Whether it keeps an f32 number for each weight beside the weights of an earlier step.
+    /// Whether it keeps an f32 per weight besides the weights of an earlier step.
     pub(super) fn has_state(&self) -> bool {
         self.averaged().is_some() || matches!(self, Direction::Outer { .. } | Direction::Dmd { .. })
     }
 
-    /// Steps before a prediction after which it copies weights, besides those at the start of the window.
+    /// Steps before a prediction at which it copies the weights, besides the start of the window.
     pub(super) fn copies_at(&self) -> Vec<u64> {
         match *self {
             Direction::Dmd { window } => {
@@ -94,7 +95,7 @@ impl Direction {
         }
     }
 
-    /// What it takes the mean of after every step of a full phase, if it does.
+    /// What it averages after every step of a full phase, and the window, if it averages.
     pub(super) fn averaged(&self) -> Option<(Averaged, u64)> {
         match *self {
             Direction::Average { window } => Some((Averaged::Updates, window)),
@@ -104,29 +105,29 @@ impl Direction {
     }
 }
 
-/// What an average is of.
+/// What is averaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Averaged {
     Updates,
     Weights,
 }
 
-/// The direction of one tensor, ready for its elements.
+/// The direction of one tensor, resolved per element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Course {
-    /// The base less the reference.
+    /// The base minus the reference.
     Difference,
-    /// The state times this.
+    /// The state times this factor.
     State(f32),
-    /// The state times this, less the base.
+    /// The state times this factor, minus the base.
     ToState(f32),
     Nowhere,
-    /// Up or down by this much.
+    /// Plus or minus this value.
     Signs(f32),
 }
 
 impl Course {
-    /// Of one element, whose random word is given.
+    /// The direction of one element, given its random word.
     pub(super) fn at(&self, base: f32, reference: f32, state: f32, word: u32) -> f32 {
         match *self {
             Course::Difference => base - reference,
@@ -139,12 +140,13 @@ impl Course {
     }
 }
 
-/// The random words of a tensor's elements, one after another: the low half of one rounds, its highest bit is a sign.
+/// The random words of a tensor's elements. The low half of a word is used for rounding, the
+/// highest bit for a sign.
 #[derive(Clone, Debug)]
 pub(super) struct RandomWords {
     seed: Seed,
     stream: Stream,
-    /// The last block of four, and its words.
+    /// The last block of four words drawn, with its index.
     drawn: Option<(u64, [u32; 4])>,
 }
 
@@ -153,7 +155,7 @@ impl RandomWords {
         RandomWords { seed, stream, drawn: None }
     }
 
-    /// Of the element at that place of the whole tensor.
+    /// The word of an element, by its index in the whole tensor.
     pub(super) fn at(&mut self, element: usize) -> u32 {
         let block = element as u64 / 4;
         let drawn = match self.drawn {
@@ -165,15 +167,15 @@ impl RandomWords {
     }
 }
 
-/// The share of an average that an update has kept one step later.
+/// Decay of the moving average per step.
 pub(super) fn decay(window: u64) -> f64 {
     1.0 - 1.0 / window as f64
 }
 
-/// The factor that makes a decayed sum of so many updates their weighted mean.
+/// The bias correction of the moving average after this many updates.
 pub(super) fn mean_factor(window: u64, updates: u64) -> f32 {
     let exponent = i32::try_from(updates).unwrap_or(i32::MAX);
-    // The sum is of (1 − decay) · decay^age.
+    // The weights (1 − decay) · decay^age sum to 1 − decay^updates.
     (1.0 / (1.0 - decay(window).powi(exponent))) as f32
 }
 
@@ -208,7 +210,7 @@ mod tests {
         assert!((1900..2200).contains(&up), "{up}");
         let same = values.iter().zip(signs(4)).filter(|(a, b)| **a == *b).count();
         assert!((1900..2200).contains(&same), "{same}");
-        // Wherever one begins.
+        // Independent of where reading begins.
         let stream = Stream { tensor: 1, layer: 2 };
         let word = RandomWords::new(Seed { seed: 7, step: 3 }, stream).at(1027);
         assert_eq!(Course::Signs(0.5).at(0.0, 0.0, 0.0, word), values[1027]);

@@ -1,13 +1,16 @@
 //! The arithmetic of θ + τ·d.
 //!
-//! Values are always computed from the base, which is θ before the first jump, with the sum of all accepted τ. So the
-//! weights of a jump are a function of base, direction and τ alone, and going back to an earlier τ gives its bits again.
+//! Values are always computed from the base, which is θ before the first jump, with the sum of all
+//! accepted τ. So the weights after a jump depend only on base, direction and τ, and returning to
+//! an earlier τ reproduces the same bits.
 //!
-//! `x = base + τ · d` in f32, product and sum rounded on their own; `x = base` for τ = 0. What is stored of it:
-//! - f32 weights: x;
-//! - bf16 weights with f32 masters: x as the master, and the bf16 number nearest to it;
-//! - bf16 weights alone: one of both neighbours of x, at random, with bits that depend on (seed, updates, tensor, element) and
-//!   not on τ. A jump is often shorter than the distance between neighbours and would be lost in rounding to nearest.
+//! `x = base + τ · d` in f32, with product and sum rounded separately, and `x = base` for τ = 0.
+//! How x is stored:
+//! - f32 weights: x.
+//! - bf16 weights with f32 masters: x in the master, and the nearest bf16 in the weight.
+//! - bf16 weights alone: stochastic rounding, with bits that depend on (seed, updates, tensor,
+//!   element) but not on τ. A jump is often shorter than the bf16 spacing and would be lost in
+//!   rounding to nearest.
 
 use super::direction::{Course, RandomWords};
 use half::bf16;
@@ -18,9 +21,9 @@ use storm_graph::random::round_to_bf16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     F32,
-    /// With a master, which the copies hold.
+    /// With an f32 master, which is what the copies hold.
     Bf16AndMaster,
-    /// Alone.
+    /// Without a master.
     Bf16,
 }
 
@@ -52,7 +55,7 @@ impl Form {
         }
     }
 
-    /// Bytes of an element of its master.
+    /// Bytes of an element of the master.
     pub(super) fn master_bytes(self) -> usize {
         match self {
             Form::F32 | Form::Bf16 => 0,
@@ -60,7 +63,7 @@ impl Form {
         }
     }
 
-    /// What a value is once it is stored, by a random word.
+    /// The value after storing, rounded with a random word.
     fn stored(self, value: f32, word: u32) -> f32 {
         match self {
             Form::F32 | Form::Bf16AndMaster => value,
@@ -75,12 +78,12 @@ pub(super) fn f32_at(bytes: &[u8], index: usize) -> f32 {
     f32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Puts an element into a slice of them.
+/// Writes an element into a slice.
 fn put<const N: usize>(bytes: &mut [u8], index: usize, value: [u8; N]) {
     bytes[N * index..N * (index + 1)].copy_from_slice(&value);
 }
 
-/// A piece of a tensor's copies.
+/// A slice of a tensor's copies.
 #[derive(Clone)]
 pub(super) struct Piece<'a> {
     pub(super) form: Form,
@@ -88,17 +91,18 @@ pub(super) struct Piece<'a> {
     pub(super) base: &'a [u8],
     /// θ at the start of the window.
     pub(super) reference: &'a [u8],
-    /// f32; none for directions that keep none.
+    /// f32. `None` for directions without state.
     pub(super) state: Option<&'a [u8]>,
-    /// Of the tensor.
+    /// The random words of the tensor.
     pub(super) words: RandomWords,
-    /// Where the piece begins in it.
+    /// Index of its first element in the tensor.
     pub(super) first_element: usize,
 }
 
 impl Piece<'_> {
-    /// Writes θ + τ·d to the parameter, and to its master, which is empty if there is none. `before` is the τ of the jump before;
-    /// returns the sum of the squares of what the stored weights moved from there.
+    /// Writes θ + τ·d to the parameter and to its master, which is empty if there is none. `before`
+    /// is the τ of the previous jump. Returns the sum of squared changes of the stored weights
+    /// since then.
     fn fill(
         &self,
         course: &Course,
@@ -135,10 +139,10 @@ impl Piece<'_> {
     }
 }
 
-/// Elements that a thread computes at a time: a multiple of four, whose random words are drawn together.
+/// Elements per thread at a time: a multiple of four, because random words are drawn in fours.
 const CHUNK: usize = 1 << 14;
 
-/// [`Piece::fill`] by all cores. The sum has the same bits for any number of them.
+/// [`Piece::fill`] on all cores. The sum has the same bits for any number of cores.
 pub(super) fn fill(
     piece: &Piece<'_>,
     course: &Course,
@@ -225,7 +229,7 @@ mod tests {
         // From one jump to the next, and back to the base.
         assert_eq!(filled(&piece, Course::Difference, 2.0, 2.0).moved, 0.0);
         assert_eq!(filled(&piece, Course::Difference, 0.0, 2.0).parameter, base);
-        // What is not finite does not get into the base.
+        // A non-finite direction does not change the base.
         assert_eq!(filled(&piece, Course::Signs(f32::INFINITY), 0.0, 0.0).parameter, base);
     }
 
@@ -245,7 +249,7 @@ mod tests {
         let expected = [1.25, 1.0 + 0.5 * -1e-4_f32];
         assert_eq!(found.master, f32_bytes(&expected));
         assert_eq!(found.parameter, bf16_bytes(&expected));
-        // The second did not reach the next bf16 number, and moved nevertheless.
+        // The second did not reach the next bf16 number, but its master moved.
         assert_eq!(found.parameter[2..], bf16_bytes(&[1.0])[..]);
         assert!(found.moved > 0.0625);
     }
@@ -270,7 +274,7 @@ mod tests {
         assert!((0..count).all(|i| [1.0, 1.0 + 2.0_f32.powi(-7)].contains(&read(&whole, i))));
         assert!((150..250).contains(&up), "{up} of {count}");
         assert_eq!(moved, up as f64 * 2.0_f64.powi(-14));
-        // In pieces, the same.
+        // The same in pieces.
         let of = |bytes: &[u8], size: usize, first: usize| {
             bytes[size * first..size * (first + 1000)].to_vec()
         };
@@ -278,10 +282,11 @@ mod tests {
             jump(first, &of(&base, 2, first), &of(&state, 4, first), 1.0).parameter
         });
         assert!(pieces.eq(whole.iter().copied()));
-        // Further on, the weights that went up stay there: random words do not depend on τ.
+        // With a larger τ, weights that were rounded up stay up, because random words do not depend
+        // on τ.
         let further = jump(0, &base, &state, 2.0).parameter;
         assert!((0..count).all(|i| read(&further, i) >= read(&whole, i)));
-        // What bf16 holds exactly is not rounded at all.
+        // Values that bf16 represents exactly are not rounded.
         let nowhere = jump(0, &base, &f32_bytes(&vec![0.0; count]), 1.0);
         assert_eq!(nowhere.moved, 0.0);
         assert!(nowhere.parameter == base);

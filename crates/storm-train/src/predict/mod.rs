@@ -1,9 +1,12 @@
-//! Predictive training: between full steps, weights move along the direction in which they went, without a backward
-//! pass. What does not lower the loss on held-out data is undone, bit by bit.
+//! Predictive training: between full steps, weights are extrapolated along their recent direction,
+//! without a backward pass. Jumps that do not lower the loss on held-out data are undone, bit for
+//! bit.
 //!
-//! [`phases`] is the order of phases, [`direction`] where weights go, [`modes`] one of its rules, [`jump`] the arithmetic of θ + τ·d, [`controller`]
-//! how far, [`rssm`] is the controller that learns, [`updates`] is what it sees of updates, and [`paired`] says whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
-//! [`predictor`] does it with a trainer.
+//! [`phases`] is the schedule of phases, [`direction`] the direction of a jump, [`modes`] the
+//! linear algebra of one direction, [`jump`] the arithmetic of θ + τ·d, [`controller`] the length
+//! of a jump, [`rssm`] the learned controller, [`updates`] the update statistics that it observes,
+//! and [`paired`] the test of whether a loss fell. [`copies`] is the host memory, and [`predictor`]
+//! runs predictions with a trainer.
 
 mod controller;
 mod copies;

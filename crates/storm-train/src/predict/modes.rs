@@ -1,9 +1,11 @@
-//! Dynamic mode decomposition by the method of snapshots: where a tensor would go if its differences followed a linear recurrence.
+//! Dynamic mode decomposition by the method of snapshots: extrapolates a tensor whose differences
+//! follow a linear recurrence.
 //!
-//! A window has [`INTERVALS`] intervals of equal length, and x₀, x₁, … are the differences of a tensor over them, the last up to now. If a
-//! linear map A takes each difference to the next, it is known on all but the last, and least squares write the last as a sum of those
-//! before: xₙ₋₁ ≈ Σ cⱼ xⱼ. Then A takes it to Σ cⱼ xⱼ₊₁, and so on. All that is needed of the tensor are the inner products of
-//! differences, and what it gives are factors for them.
+//! A window has [`INTERVALS`] intervals of equal length. x₀, x₁, … are the differences of a tensor
+//! over them, the last one up to now. Suppose a linear map A takes each difference to the next.
+//! Then A is known on all but the last. Least squares express the last as a combination of the
+//! earlier ones, xₙ₋₁ ≈ Σ cⱼ xⱼ, so A takes it to Σ cⱼ xⱼ₊₁, and so on. The input is only the inner
+//! products of the differences, and the output is a factor for each difference.
 
 /// Intervals of a window.
 pub(super) const INTERVALS: usize = 4;
@@ -14,13 +16,15 @@ pub(super) type Gram = [[f64; INTERVALS]; INTERVALS];
 /// All differences but the last.
 const KNOWN: usize = INTERVALS - 1;
 
-/// Directions whose share of the differences is smaller than this are rounding.
+/// Eigenvalues below this fraction of the largest are rounding errors.
 const RANK_LIMIT: f64 = 1e-9;
 
-/// Factors of the differences whose sum is that of the next window's. All are zero if that is not finite.
+/// Factors of the differences whose sum is the total difference over the next window. All zero if
+/// any is not finite.
 pub(super) fn factors(gram: &Gram) -> [f64; INTERVALS] {
     let recurrence = least_squares(gram);
-    // Differences as sums of those that are known: first these themselves, then the next ones.
+    // Each difference as a combination of the known ones: first the known ones themselves, then the
+    // extrapolated ones.
     let mut next = [[0.0; INTERVALS]; 2 * INTERVALS];
     for (at, difference) in next.iter_mut().enumerate().take(INTERVALS) {
         difference[at] = 1.0;
@@ -36,7 +40,7 @@ pub(super) fn factors(gram: &Gram) -> [f64; INTERVALS] {
     if sum.iter().all(|factor: &f64| factor.is_finite()) { sum } else { [0.0; INTERVALS] }
 }
 
-/// The smallest c with the smallest ‖x − Σ cⱼ xⱼ‖, where x is the last difference.
+/// The least-norm c that minimizes ‖x − Σ cⱼ xⱼ‖, where x is the last difference.
 fn least_squares(gram: &Gram) -> [f64; KNOWN] {
     let mut matrix = [[0.0; KNOWN]; KNOWN];
     for (row, known) in matrix.iter_mut().zip(gram) {
@@ -55,9 +59,9 @@ fn least_squares(gram: &Gram) -> [f64; KNOWN] {
     solution
 }
 
-/// Eigenvalues of a symmetric matrix and their vectors, by Jacobi's rotations.
+/// Eigenvalues and eigenvectors of a symmetric matrix, by Jacobi rotations.
 fn eigen(mut a: [[f64; KNOWN]; KNOWN]) -> ([f64; KNOWN], [[f64; KNOWN]; KNOWN]) {
-    // Each converges quadratically: far fewer are enough.
+    // Convergence is quadratic, so far fewer are enough.
     const SWEEPS: usize = 30;
     let mut vectors = [[0.0; KNOWN]; KNOWN];
     for (at, vector) in vectors.iter_mut().enumerate() {
@@ -101,7 +105,7 @@ mod tests {
         std::array::from_fn(|i| std::array::from_fn(|j| dot(&differences[i], &differences[j])))
     }
 
-    /// A linear system: its modes decay each by itself, and every element is a sum of them.
+    /// A linear system: each mode decays independently, and every element is a sum of modes.
     #[test]
     fn a_linear_system_is_extrapolated_exactly() {
         let mut random = Random(3);
@@ -126,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Least squares of random differences, against elimination of the normal equations.
+    /// Checks that the residual of least squares on random differences is orthogonal.
     #[test]
     fn the_last_difference_is_fitted_as_well_as_can_be() {
         let mut random = Random(8);
@@ -136,7 +140,7 @@ mod tests {
                 .collect();
             let gram = gram(&known);
             let solution = least_squares(&gram);
-            // The rest is orthogonal to everything that it is fitted with.
+            // The residual is orthogonal to all regressors.
             for (j, row) in gram.iter().enumerate().take(KNOWN) {
                 let fitted: f64 = (0..KNOWN).map(|k| row[k] * solution[k]).sum();
                 assert!((fitted - row[KNOWN]).abs() < 1e-9, "{j}");

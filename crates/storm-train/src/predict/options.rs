@@ -1,44 +1,45 @@
-//! What a run says of how it predicts, and what of that makes sense.
+//! The options of predictions, and their validation.
 
 use super::modes::INTERVALS;
 use super::{Controller, Direction, PhaseLengths};
 use crate::TrainError;
 
-/// Which jumps stay.
+/// Which jumps are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Those that lower the loss on held-out data, and are not undone in their correction.
+    /// Jumps that lower the loss on held-out data and are not undone after their correction.
     IfLower,
-    /// All whose weights are finite: no loss is measured, and there is no correction. This is what an outer optimizer does.
+    /// All jumps with finite weights. No loss is measured, and there is no correction. This is how
+    /// an outer optimizer works.
     Always,
 }
 
-/// How a run predicts.
+/// The options of predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PredictOptions {
     /// Steps of each phase.
     pub lengths: PhaseLengths,
-    /// Where weights go.
+    /// The direction of jumps.
     pub direction: Direction,
-    /// How far.
+    /// The length of jumps.
     pub controller: Controller,
-    /// Which jumps stay.
+    /// Which jumps are kept.
     pub accept: Accept,
-    /// A jump stays if the probe loss falls by more than so many standard errors.
+    /// A jump is accepted if the probe loss falls by more than this many standard errors.
     pub noise: f64,
     /// Jumps are undone if the held-out loss is above its trend by more than this.
     pub margin: f64,
 }
 
 impl PredictOptions {
-    /// Whether they make sense, for a run of so many steps.
+    /// Validates the options for a run of this many steps.
     ///
     /// # Errors
-    /// Names the one that does not.
+    /// Names the invalid option.
     pub fn check(&self, steps: u64) -> Result<(), TrainError> {
         let refuse = |problem: String| Err(TrainError::Option { option: "predict", problem });
         let PhaseLengths { warm_up, full, correct } = self.lengths;
-        // What always stays is not corrected.
+        // Jumps that are always kept have no correction.
         let is_corrected = self.accept == Accept::IfLower;
         let phases = [("warm-up", warm_up), ("full", full), ("correct", correct)];
         for (name, length) in &phases[..if is_corrected { 3 } else { 2 }] {

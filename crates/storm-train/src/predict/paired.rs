@@ -1,16 +1,18 @@
-//! Whether a loss fell, and by more than its noise: differences between losses on the same micro-batches.
+//! Tests whether a loss fell by more than its noise, from differences between losses on the same
+//! micro-batches.
 
-/// A change of the mean loss, and how uncertain it is.
+/// A change of the mean loss, and its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Change {
-    /// Of the mean over all targets.
+    /// Change of the mean over all targets.
     pub(super) mean: f64,
     /// Standard error of that mean, over micro-batches.
     pub(super) error: f64,
 }
 
-/// The change between two measurements on the same micro-batches. Each has, by micro-batch, the sum of losses divided by
-/// the targets of all; `shares` are the shares of all targets. There are at least two.
+/// The change between two measurements on the same micro-batches, at least two. A measurement has,
+/// per micro-batch, the sum of losses divided by the number of all targets. `shares` are the
+/// micro-batches' fractions of all targets.
 pub(super) fn change(before: &[f32], after: &[f32], shares: &[f64]) -> Change {
     let differences: Vec<f64> = before
         .iter()
@@ -28,7 +30,7 @@ pub(super) fn change(before: &[f32], after: &[f32], shares: &[f64]) -> Change {
 }
 
 impl Change {
-    /// Whether it fell by more than so many standard errors. A change that is not finite did not.
+    /// Whether it fell by more than this many standard errors. False for a non-finite change.
     pub(super) fn falls(&self, errors: f64) -> bool {
         self.mean < -errors * self.error
     }
@@ -52,7 +54,7 @@ mod tests {
 
     #[test]
     fn noise_is_the_standard_error_of_the_mean() {
-        // Means of the batches change by -1, -2, -3 and -6.
+        // The means of the batches change by -1, -2, -3 and -6.
         let (before, after) = ([0.0; 4], [-0.25, -0.5, -0.75, -1.5]);
         let found = change(&before, &after, &[0.25; 4]);
         let values = [-1.0, -2.0, -3.0, -6.0_f64];

@@ -1,29 +1,29 @@
-//! Which phase a run is in, and what follows it. No clock, no device, no weights.
+//! The state machine of phases. It is independent of clocks, devices and weights.
 
 use serde::{Deserialize, Serialize};
 
-/// The next full phase is at most so many times as long as the first: 2 to the power of this.
+/// Limit on how often the length of the full phase doubles.
 const DOUBLINGS_MAX: u32 = 6;
 
-/// What a run is doing.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Ordinary steps at the start, from which nothing is predicted.
+    /// Ordinary steps at the start, before predictions.
     WarmUp,
-    /// Ordinary steps, whose direction the next prediction follows.
+    /// Ordinary steps, from which the next prediction derives its direction.
     Full,
     /// Jumps, between two steps.
     Predict,
-    /// Ordinary steps after jumps, which decide whether these stay.
+    /// Ordinary steps after jumps, to decide whether the jumps are kept.
     Correct,
 }
 
 impl Phase {
-    /// All of them, in their order.
+    /// All phases, in order.
     pub const ALL: [Phase; 4] = [Phase::WarmUp, Phase::Full, Phase::Predict, Phase::Correct];
 
-    /// In a word.
+    /// Its name in logs.
     pub fn name(self) -> &'static str {
         match self {
             Phase::WarmUp => "warm-up",
@@ -37,34 +37,34 @@ impl Phase {
 /// Steps of each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseLengths {
-    /// Before the first full phase.
+    /// Steps before the first full phase.
     pub warm_up: u64,
-    /// Between two predictions, after a correction; longer after one that was undone.
+    /// Steps of a full phase. Doubles after each correction in a row that undid its jumps.
     pub full: u64,
-    /// After jumps, before these are judged; 0 if none ever is.
+    /// Steps after jumps before they are judged. 0 if they never are.
     pub correct: u64,
 }
 
-/// What is to be done after a step, before the next.
+/// What to do between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// The first full phase begins here.
+    /// The first full phase begins.
     FirstFull,
-    /// Jumps; then tell [`Phases::predicted`].
+    /// Make jumps, then call [`Phases::predicted`].
     Predict,
-    /// Compare with the trend; then tell [`Phases::judged`].
+    /// Compare with the trend, then call [`Phases::judged`].
     Judge,
 }
 
-/// Where a run is among its phases.
+/// The current phase and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Position {
     phase: Phase,
-    /// Steps of the phase that are left.
+    /// Steps left in the phase.
     left: u64,
-    /// Corrections in a row that undid their jumps.
+    /// Consecutive corrections that undid their jumps.
     undone: u32,
 }
 
@@ -86,7 +86,7 @@ impl Phases {
         self.position
     }
 
-    /// Goes on from there; false if no run with these lengths is ever there.
+    /// Resumes from a position. Returns false if it is impossible with these lengths.
     pub(super) fn resume(&mut self, position: Position) -> bool {
         let longest = match position.phase {
             Phase::WarmUp => self.lengths.warm_up,
@@ -101,7 +101,7 @@ impl Phases {
         is_possible
     }
 
-    /// The phase that the next step is in.
+    /// The phase of the next step.
     pub(super) fn phase(&self) -> Phase {
         self.position.phase
     }
@@ -111,7 +111,7 @@ impl Phases {
         (self.position.phase == Phase::Full).then_some(self.position.left)
     }
 
-    /// A step was made, and the run has so many left.
+    /// Called after a step, with the steps left in the run.
     pub(super) fn after_step(&mut self, steps_left: u64) -> Due {
         self.position.left = self.position.left.saturating_sub(1);
         if self.position.left > 0 {
@@ -122,7 +122,7 @@ impl Phases {
                 self.begin_full();
                 Due::FirstFull
             }
-            // Jumps that could not be corrected before the end are not made.
+            // Skip jumps that could not be corrected before the end.
             Phase::Full if steps_left < self.lengths.correct => {
                 self.begin_full();
                 Due::Nothing
@@ -135,7 +135,7 @@ impl Phases {
         }
     }
 
-    /// Jumps were made and some stay, or none does.
+    /// Called after a prediction. `moved` is whether any jump must be corrected.
     pub(super) fn predicted(&mut self, moved: bool) {
         match moved {
             true => {
@@ -146,7 +146,7 @@ impl Phases {
         }
     }
 
-    /// The jumps before the last steps stay, or they were undone with these steps.
+    /// Called after a correction. `kept` is whether its jumps are kept.
     pub(super) fn judged(&mut self, kept: bool) {
         self.position.undone = match kept {
             true => 0,
@@ -160,7 +160,7 @@ impl Phases {
         self.position.left = self.full_length(self.position.undone);
     }
 
-    /// Twice as long for each correction in a row that undid its jumps.
+    /// Doubles for each consecutive correction that undid its jumps.
     fn full_length(&self, undone: u32) -> u64 {
         self.lengths.full.saturating_mul(1 << undone.min(DOUBLINGS_MAX))
     }
@@ -215,7 +215,7 @@ mod tests {
     fn what_stays_where_it_was_needs_no_correction() {
         let found = run(15, |_| false, |_| unreachable!("nothing to judge"));
         let expected = [(3, Due::FirstFull), (7, Due::Predict), (11, Due::Predict)];
-        // At 15 no step is left to correct in.
+        // At 15 there are no steps left for a correction.
         assert_eq!(found, expected);
     }
 
@@ -227,7 +227,7 @@ mod tests {
             .collect();
         let full: Vec<u64> = judged.windows(2).map(|pair| pair[1] - pair[0] - 2).collect();
         assert_eq!(full[..8], [8, 16, 32, 64, 128, 256, 256, 256]);
-        // One that is kept makes it short again.
+        // A kept correction makes it short again.
         let judged: Vec<u64> = run(100, |_| true, |judgement| judgement == 1)
             .into_iter()
             .filter_map(|(step, due)| (due == Due::Predict).then_some(step))

@@ -1,4 +1,4 @@
-//! Predictions with a trainer: phases, directions, jumps and how they are undone.
+//! Runs predictions with a trainer: phases, directions, jumps and undo.
 
 use super::copies::{Copies, PIECE_ELEMENTS, WithCopies};
 use super::direction::{Averaged, Course, decay, mean_factor};
@@ -18,22 +18,22 @@ use std::time::Instant;
 use storm_device::PlanDevice;
 use storm_exec::ExecError;
 
-/// What became of a jump.
+/// The outcome of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// The probe loss fell by more than its noise, or every jump is accepted.
     Accepted,
-    /// It did not: the weights are what they were before the jump.
+    /// The probe loss did not fall. The weights were restored.
     Refused,
-    /// The probe loss is not finite: likewise.
+    /// The weights or the probe loss are not finite. The weights were restored.
     NotFinite,
-    /// Rounding left every weight where it was.
+    /// Rounding left every weight unchanged.
     Unmoved,
 }
 
 impl Verdict {
-    /// In a word.
+    /// Its name in logs.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Accepted => "accepted",
@@ -47,89 +47,89 @@ impl Verdict {
 /// A jump, θ ← θ + τ·d.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Jump {
-    /// Its length, in lengths of the direction.
+    /// Its length, in units of the direction.
     pub tau: f32,
-    /// Norm of what the stored weights moved.
+    /// Norm of the change of the stored weights.
     #[serde(deserialize_with = "number_or_null")]
     pub distance: f64,
-    /// On the probe, before it; not a number if it is not measured.
+    /// Probe loss before it. NaN if not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
-    /// And after it.
+    /// Probe loss after it. NaN if not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
-    /// Standard error of the change between both.
+    /// Standard error of the change of the loss.
     #[serde(deserialize_with = "number_or_null")]
     pub noise: f64,
-    /// What became of it.
+    /// Its outcome.
     pub verdict: Verdict,
-    /// What a controller that learns expected of it.
+    /// The expectation of a learned controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<Expectation>,
 }
 
-/// The jumps between two steps.
+/// The jumps between two steps, in total.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Jumps that stay for now.
+    /// Jumps accepted.
     pub accepted: u32,
-    /// Jumps that were made.
+    /// Jumps attempted.
     pub made: u32,
-    /// What the accepted ones come to, in lengths of the direction.
+    /// Total length of the accepted jumps, in units of the direction.
     pub tau: f32,
-    /// On the probe, before the first; not a number if it is not measured.
+    /// Probe loss before the first jump. NaN if not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
-    /// And after the last that was accepted.
+    /// Probe loss after the last accepted jump. NaN if not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
-    /// It took, copies and losses included.
+    /// Time taken, including copies and losses.
     pub seconds: f64,
-    /// Most device memory of the process that was seen while losses were measured; 0 if none were.
+    /// Peak device memory of the process seen while losses were measured. 0 if none were.
     #[serde(default)]
     pub device_bytes: u64,
 }
 
-/// What a correction came to.
+/// The result of a correction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// The held-out loss after its steps; not a number if one of them had none.
+    /// The held-out loss after its steps. NaN if one of them was non-finite.
     #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
-    /// Where the trend from before the jumps leads.
+    /// The loss expected from the trend before the jumps.
     #[serde(deserialize_with = "number_or_null")]
     pub expected: f64,
-    /// Whether the jumps stay; otherwise all is as it was before them.
+    /// Whether the jumps are kept. Otherwise the state from before them was restored.
     pub kept: bool,
-    /// It took, the way back included.
+    /// Time taken, including the restore.
     pub seconds: f64,
 }
 
-/// JSON has no number that is none: it is written as null.
+/// JSON has no NaN, so it is written as null.
 fn number_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
 }
 
-/// Not a number if there is no measurement.
+/// NaN if there is no measurement.
 fn loss_of(measured: Option<&Measured>) -> f64 {
     measured.map_or(f64::NAN, Measured::loss)
 }
 
-/// Where an undo went back to.
+/// The position that an undo returned to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackTo {
     pub(crate) updates: u32,
     pub(crate) data: Value,
 }
 
-/// A step that was made.
+/// A finished step.
 pub(crate) struct Made<'a> {
     pub(crate) step: u64,
-    /// What it showed.
+    /// Its metrics.
     pub(crate) event: StepEvent,
-    /// Of the run, after it.
+    /// Steps left in the run after it.
     pub(crate) steps_left: u64,
-    /// Where the data is.
+    /// The data position.
     pub(crate) data: &'a Value,
 }
 
@@ -139,30 +139,30 @@ pub(crate) struct Predictor {
     phases: Phases,
     copies: Copies,
     rssm: Option<Rssm>,
-    /// For a controller that learns; none if the optimizer does not say what its updates are like.
+    /// For a learned controller. `None` if the optimizer does not record update statistics.
     updates: Option<UpdateWatch>,
-    /// None if every jump stays.
+    /// `None` if every jump is accepted.
     held_out: Option<HeldOut>,
-    /// Whether the reference has the weights at the start of the window.
+    /// Whether `copies.reference` holds the weights at the start of the window.
     has_reference: bool,
     /// Updates in the average.
     averaged: u64,
     start: Option<Point>,
     undo: Option<Undo>,
     work: Work,
-    /// Most device memory that was seen in this prediction.
+    /// Peak device memory seen in this prediction.
     device_bytes: u64,
 }
 
-/// What losses are measured on.
+/// Held-out data to measure losses on.
 struct HeldOut {
     /// For jumps.
     probe: Probe,
-    /// For corrections: jumps were not chosen by it.
+    /// For corrections. Separate, because jumps are selected on `probe`.
     check: Probe,
 }
 
-/// A piece of a parameter and of its master.
+/// Buffers for a piece of a parameter and of its master.
 #[derive(Default)]
 struct Work {
     parameter: Vec<u8>,
@@ -170,11 +170,11 @@ struct Work {
 }
 
 impl Predictor {
-    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else; jumps that always stay
-    /// need none.
+    /// Allocates the copies. Both sets of held-out batches are used for nothing else. They are
+    /// unused if every jump is accepted.
     ///
     /// # Errors
-    /// Options make no sense, there is too little held-out data, or no memory.
+    /// An option is invalid, there is too little held-out data, or not enough memory.
     pub(crate) fn new<D: PlanDevice>(
         trainer: &Trainer<D>,
         options: PredictOptions,
@@ -184,8 +184,9 @@ impl Predictor {
         options.check(steps)?;
         let rssm = match options.controller {
             Controller::Rssm { tau } => {
-                // Four passes over held-out micro-batches, each about a third of the work of a training one. Measured times would
-                // make choices, and with them the run, depend on the machine's load.
+                // Four passes over held-out micro-batches, each about a third of the work of a
+                // training one. Not measured, because times would make choices, and so the run,
+                // depend on the machine's load.
                 let passes = 4.0 / 3.0 * probe.len() as f64;
                 let cost_steps = passes / trainer.micro_batches() as f64;
                 let settings = Settings { tau, cost_steps, correct: options.lengths.correct };
@@ -215,20 +216,20 @@ impl Predictor {
         })
     }
 
-    /// Host memory that it takes, the held-out data excepted.
+    /// Host memory it needs, without the held-out data.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.copies.size_bytes() + self.updates.as_ref().map_or(0, UpdateWatch::size_bytes)
     }
 
-    /// The phase that the next step is in.
+    /// The phase of the next step.
     pub(crate) fn phase(&self) -> Phase {
         self.phases.phase()
     }
 
-    /// Looks at the updates, right after a step.
+    /// Reads the update statistics right after a step.
     ///
     /// # Errors
-    /// From the device.
+    /// The device failed.
     pub(crate) fn see_updates<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -236,10 +237,10 @@ impl Predictor {
         self.updates.as_mut().map_or(Ok(()), |updates| updates.after_step(trainer))
     }
 
-    /// The state of the trainer was restored.
+    /// Called after the trainer's state was restored.
     ///
     /// # Errors
-    /// From the device.
+    /// The device failed.
     pub(crate) fn restart_updates<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -247,10 +248,11 @@ impl Predictor {
         self.updates.as_mut().map_or(Ok(()), |updates| updates.restart(trainer))
     }
 
-    /// What is due after a step. Says where it went back to, if jumps were undone.
+    /// Does what is due after a step. Returns the position that it returned to, if jumps were
+    /// undone.
     ///
     /// # Errors
-    /// From the device, the data or the observer.
+    /// The device, the data or the observer failed.
     pub(crate) fn after_step<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -315,7 +317,8 @@ impl Predictor {
         Ok(back_to)
     }
 
-    /// The held-out loss of trend and corrections as weights are now; none if it is not measured.
+    /// The held-out loss at the current weights, for the trend and corrections. `None` if not
+    /// measured.
     fn measured<D: PlanDevice>(
         &self,
         trainer: &mut Trainer<D>,
@@ -334,16 +337,17 @@ impl Predictor {
         }
     }
 
-    /// The copy of weights that the direction takes here, if there is one.
+    /// The number of the weight copy that the direction takes here, if any.
     fn copy_due(&self) -> Option<usize> {
         let left = self.phases.until_prediction().filter(|_| self.has_reference)?;
         self.options.direction.copies_at().iter().position(|at| *at == left)
     }
 
-    /// A step of a correction had a loss or gradient that is not finite: goes back to before the jumps. None in other phases.
+    /// Called after a step with a non-finite loss or gradient. In a correction, restores the state
+    /// from before the jumps. In other phases, returns `None`.
     ///
     /// # Errors
-    /// From the device, the data or the observer.
+    /// The device, the data or the observer failed.
     pub(crate) fn after_bad_step<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -372,7 +376,7 @@ impl Predictor {
         let undo = self.undo.take().expect("jumps were made");
         let start = self.start.expect("a full phase began");
         let expected = extrapolated(&start, &undo.before, trainer.updates());
-        // Whatever is not a number does not stay.
+        // NaN is never kept.
         let kept = loss <= expected + self.options.margin;
         let back_to = match kept {
             true => {
@@ -514,7 +518,7 @@ impl Predictor {
             }
             before => self.start = before,
         }
-        // What always stays is not corrected.
+        // Jumps that are always kept have no correction.
         self.phases.predicted(self.undo.is_some());
         let prediction = Prediction {
             accepted,
@@ -528,7 +532,8 @@ impl Predictor {
         observer.event(&Event::Predicted { step: made.step, prediction })
     }
 
-    /// No jump: the controller expects more of full steps. Nothing is copied or measured.
+    /// Skips the jump, because the controller expects more from full steps. Nothing is copied or
+    /// measured.
     fn train_fully(
         &mut self,
         made: &Made<'_>,
@@ -549,7 +554,7 @@ impl Predictor {
         observer.event(&Event::Predicted { step: made.step, prediction })
     }
 
-    /// Looks at the device memory of a prediction, if losses are measured in it.
+    /// Records the device memory in use, if losses are measured.
     fn see_memory<D: PlanDevice>(&mut self, trainer: &Trainer<D>) -> Result<(), TrainError> {
         if self.held_out.is_some() {
             let in_use = trainer.device().memory_in_use_bytes().map_err(ExecError::from)?;
@@ -558,7 +563,7 @@ impl Predictor {
         Ok(())
     }
 
-    /// The losses that jumps are chosen by; none if they are not measured.
+    /// The probe losses. `None` if not measured.
     fn probed<D: PlanDevice>(
         &self,
         trainer: &mut Trainer<D>,
@@ -591,7 +596,8 @@ impl Predictor {
             .collect()
     }
 
-    /// θ + τ·d, from the base; returns the norm of what the stored weights moved from the jump `before`.
+    /// Writes θ + τ·d, computed from the base. Returns the norm of the change of the stored weights
+    /// since the jump to `before`.
     fn write_weights<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -634,7 +640,7 @@ impl Predictor {
         Ok(moved.sqrt())
     }
 
-    /// For a checkpoint.
+    /// The state for a checkpoint.
     pub(crate) fn state(&self) -> PredictState {
         PredictState {
             position: self.phases.position(),
@@ -645,7 +651,7 @@ impl Predictor {
         }
     }
 
-    /// The trainer with what a checkpoint has of predictions.
+    /// The trainer together with the copies, for a checkpoint.
     pub(crate) fn with_copies<'a, D: PlanDevice>(
         &'a mut self,
         trainer: &'a mut Trainer<D>,
@@ -662,10 +668,10 @@ impl Predictor {
         WithCopies { trainer, copies: &mut self.copies, held }
     }
 
-    /// Goes on from there, once copies were restored.
+    /// Resumes from a checkpoint, once the copies are restored.
     ///
     /// # Errors
-    /// It is of a run that predicts in another way.
+    /// It is from a run with other prediction options.
     pub(crate) fn resume(
         &mut self,
         state: &PredictState,

@@ -1,18 +1,18 @@
-//! Held-out micro-batches that losses are measured on, always the same.
+//! A fixed set of held-out micro-batches to measure losses on.
 
 use super::paired::{Change, change};
 use crate::{AnyBatch, MicroBatch, TrainError, Trainer};
 use storm_device::PlanDevice;
 
-/// Some held-out micro-batches.
+/// Held-out micro-batches.
 #[derive(Debug)]
 pub(super) struct Probe {
     batches: Vec<AnyBatch>,
-    /// Of all targets, by micro-batch.
+    /// Each micro-batch's fraction of all targets.
     shares: Vec<f64>,
 }
 
-/// Losses by micro-batch: sums over their targets, divided by the targets of all.
+/// Losses per micro-batch: the sum over its targets, divided by the number of all targets.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Measured(Vec<f32>);
 
@@ -25,7 +25,7 @@ impl Measured {
 
 impl Probe {
     /// # Errors
-    /// Fewer than two micro-batches have targets, so that nothing is known of noise.
+    /// Fewer than two micro-batches have targets, so the noise cannot be estimated.
     pub(super) fn new(mut batches: Vec<AnyBatch>) -> Result<Probe, TrainError> {
         batches.retain(|batch| batch.counted() > 0);
         if batches.len() < 2 {
@@ -41,7 +41,7 @@ impl Probe {
         Ok(Probe { batches, shares })
     }
 
-    /// The losses as weights are now.
+    /// The losses at the current weights.
     pub(super) fn measure<D: PlanDevice>(
         &self,
         trainer: &mut Trainer<D>,

@@ -1,21 +1,21 @@
-//! What a checkpoint says of predictions, beside the copies that it holds.
+//! The metadata of predictions in a checkpoint, besides the copies.
 
 use super::phases::Position;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where predictions are: the phase, the trend and what an undo goes back to.
+/// The state of predictions: the phase, the trend and the undo point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictState {
     pub(super) position: Position,
-    /// Whether the weights at the start of the window are there.
+    /// Whether the checkpoint has the weights at the start of the window.
     pub(super) has_reference: bool,
     /// Updates in the average.
     pub(super) averaged: u64,
     /// The held-out loss at the start of the full phase.
     pub(super) start: Option<Point>,
-    /// What jumps are undone to, in a correction.
+    /// The undo point, during a correction.
     pub(super) undo: Option<Undo>,
 }
 
@@ -23,9 +23,9 @@ pub struct PredictState {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Point {
-    /// After how many updates.
+    /// Number of updates before it.
     pub(super) updates: u32,
-    /// As bits: decimal digits may be read back as another number.
+    /// As bits, because decimal digits may not round-trip.
     loss_bits: u64,
 }
 
@@ -39,17 +39,17 @@ impl Point {
     }
 }
 
-/// What the copies of an undo do not hold.
+/// The part of an undo point that is not in the copies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Undo {
     /// The loss before the jumps.
     pub(super) before: Point,
-    /// Where the data was.
+    /// The data position.
     pub(super) data: Value,
 }
 
-/// The loss that a trend leads to.
+/// Extrapolates the loss linearly.
 pub(super) fn extrapolated(start: &Point, before: &Point, updates: u32) -> f64 {
     let between = f64::from(before.updates.saturating_sub(start.updates).max(1));
     let after = f64::from(updates.saturating_sub(before.updates));

@@ -1,5 +1,5 @@
-//! What updates were like, by group of parameters: their cosine with the update before, and their size beside the weights. The
-//! update kernels sum this up in their own pass.
+//! Update statistics per group of parameters: the cosine with the previous update, and the size
+//! relative to the weights. The update kernels compute the sums in the same pass.
 
 use crate::optimizer::names;
 use crate::{TrainError, Trainer};
@@ -15,18 +15,18 @@ use storm_graph::{MomentFormat, OBSERVED_SUMS, ParameterInstance, ParameterRows,
 pub enum ParameterGroup {
     /// Embeddings and heads.
     Tables,
-    /// Other matrices whose names say attention.
+    /// Other matrices with `attention` in their name.
     Attention,
-    /// Other matrices whose names say MLP.
+    /// Other matrices with `mlp` in their name.
     Mlp,
-    /// Biases and the weights of norms.
+    /// Biases and norm weights.
     Vectors,
-    /// The rest: convolutions, for example.
+    /// All others, such as convolutions.
     Other,
 }
 
 impl ParameterGroup {
-    /// All of them.
+    /// All groups.
     pub const ALL: [ParameterGroup; 5] = [
         ParameterGroup::Tables,
         ParameterGroup::Attention,
@@ -35,7 +35,7 @@ impl ParameterGroup {
         ParameterGroup::Other,
     ];
 
-    /// In a word.
+    /// Its name in logs.
     pub fn name(self) -> &'static str {
         match self {
             ParameterGroup::Tables => "tables",
@@ -57,20 +57,21 @@ impl ParameterGroup {
     }
 }
 
-/// What an update was like for a group of parameters.
+/// Update statistics of a group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UpdateSeen {
-    /// Cosine of the angle to the update before; 0 if one of both is zero.
+    /// Cosine of the angle to the previous update. 0 if either is zero.
     pub cosine: f32,
-    /// Norm of the update, without decay, divided by that of the weights; 0 if these are zero.
+    /// Norm of the update, without weight decay, divided by the norm of the weights. 0 if the
+    /// weights are zero.
     pub ratio: f32,
 }
 
-/// What an update was like, in the order of [`ParameterGroup::ALL`]; none for groups without parameters.
+/// Update statistics in the order of [`ParameterGroup::ALL`]. `None` for groups without parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UpdatesSeen(pub [Option<UpdateSeen>; ParameterGroup::ALL.len()]);
 
-/// By the names of groups.
+/// A map by group name.
 impl Serialize for UpdatesSeen {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let named = ParameterGroup::ALL.iter().map(|group| group.name()).zip(&self.0);
@@ -85,11 +86,11 @@ impl<'de> Deserialize<'de> for UpdatesSeen {
     }
 }
 
-/// Sums of all updates of a step.
+/// Sums over all updates of a step.
 type Sums = [f64; OBSERVED_SUMS];
 
 fn seen([squares, products, earlier, weights]: Sums) -> UpdateSeen {
-    // A step whose numbers are not finite is undone, or ends the run.
+    // A non-finite step is undone or ends the run.
     let quotient = |a: f64, b: f64| if a.is_finite() && b > 0.0 { (a / b) as f32 } else { 0.0 };
     UpdateSeen {
         cosine: quotient(products, (squares * earlier).sqrt()),
@@ -97,27 +98,27 @@ fn seen([squares, products, earlier, weights]: Sums) -> UpdateSeen {
     }
 }
 
-/// Where the sums of a parameter are in the buffer.
+/// Location of a parameter's sums in the buffer.
 struct Source {
     tensor: String,
     group: usize,
     bytes: Range<usize>,
 }
 
-/// Reads what the updates of a run were like.
+/// Reads the update statistics of a run.
 ///
-/// A plan may apply the update of a step in the next one. So that no plan changes what is seen, it is always the update of the step
-/// before.
+/// Some plans apply the update of a step during the next step. To be independent of the plan, this
+/// always shows the update of the step before the last.
 pub(super) struct UpdateWatch {
     sources: Vec<Source>,
     buffer: Vec<u8>,
-    /// Of the last update that was applied, unless a plan still has one to apply.
+    /// Statistics of the last applied update, unless the plan has one pending.
     applied: UpdatesSeen,
     shown: UpdatesSeen,
 }
 
 impl UpdateWatch {
-    /// None if updates do not say.
+    /// `None` if the optimizer does not record update statistics.
     pub(super) fn new<D: PlanDevice>(trainer: &Trainer<D>) -> Option<UpdateWatch> {
         let options = trainer.options();
         let (mut sources, mut end) = (Vec::new(), 0);
@@ -139,7 +140,7 @@ impl UpdateWatch {
             });
             end += bytes;
         }
-        // Nothing was updated.
+        // No updates yet.
         let mut none = UpdatesSeen::default();
         for source in &sources {
             none.0[source.group] = Some(seen([0.0; OBSERVED_SUMS]));
@@ -148,20 +149,20 @@ impl UpdateWatch {
         (!watch.sources.is_empty()).then_some(watch)
     }
 
-    /// Host memory that it takes.
+    /// Host memory it needs.
     pub(super) fn size_bytes(&self) -> u64 {
         self.buffer.len() as u64
     }
 
-    /// What the update of the step before the last was like.
+    /// Statistics of the update of the step before the last.
     pub(super) fn shown(&self) -> UpdatesSeen {
         self.shown
     }
 
-    /// Looks at the updates after a step, before anything else is done with the trainer.
+    /// Reads the statistics after a step, before anything else is done with the trainer.
     ///
     /// # Errors
-    /// From the device.
+    /// The device failed.
     pub(super) fn after_step<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -174,10 +175,10 @@ impl UpdateWatch {
         Ok(())
     }
 
-    /// Resumes from the state that the trainer has now: it was restored.
+    /// Reads the statistics of a trainer whose state was just restored.
     ///
     /// # Errors
-    /// From the device.
+    /// The device failed.
     pub(super) fn restart<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -196,7 +197,7 @@ impl UpdateWatch {
         }
         trainer.read_applied(reads)?;
         let buffer = &self.buffer;
-        // Those of a parameter in their order, then parameter by parameter.
+        // Summed in order within a parameter, then parameter by parameter.
         let sums: Vec<Sums> = self
             .sources
             .par_iter()

@@ -1,4 +1,4 @@
-//! The optimizer of the controller: Adam with a limit on the norm of gradients.
+//! The optimizer of the controller: Adam with gradient clipping.
 
 /// Parameters and their moments.
 pub(super) struct Adam {
@@ -36,7 +36,7 @@ impl Adam {
         *self = Adam { parameters, first, second, steps };
     }
 
-    /// A step along gradients; none if these are not finite.
+    /// Takes a step. Skips it if the gradients are not finite.
     pub(super) fn step(&mut self, gradients: &[f32]) {
         let norm = gradients.iter().map(|gradient| gradient * gradient).sum::<f32>().sqrt();
         if !norm.is_finite() {

@@ -1,20 +1,21 @@
-//! Whether what was expected of jumps is what happened.
+//! Compares the expected outcomes of jumps with the observed ones.
 
-/// Ranges of probability.
+/// Bins of the predicted probability.
 pub(super) const BINS: usize = 5;
 
-/// Numbers that it is made of.
+/// Numbers in its serialized form.
 pub(super) const NUMBERS: usize = 3 * BINS + 4;
 
-/// Sums over the jumps that were made.
+/// Sums over all jumps made.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Calibration {
-    /// By range of the expected probability: jumps, those that were accepted, and the sum of the probabilities.
+    /// Per bin of the predicted probability: jumps, accepted jumps, and the sum of the
+    /// probabilities.
     bins: [[f64; 3]; BINS],
-    /// Sum of the squares of probability less outcome.
+    /// Sum of (probability − outcome)².
     squares: f64,
     jumps: f64,
-    /// Sums of the change of the logarithm of the loss.
+    /// Sums of the change of the log loss.
     expected: f64,
     observed: f64,
 }
@@ -47,18 +48,19 @@ impl Calibration {
         self.observed += observed;
     }
 
-    /// How often jumps with about this probability were accepted; one of each is taken to have been before the first.
+    /// The acceptance rate of jumps with about this probability, with Laplace smoothing.
     pub(super) fn observed_acceptance(&self, acceptance: f32) -> f64 {
         let [jumps, accepted, _] = self.bins[Calibration::bin(acceptance)];
         (accepted + 1.0) / (jumps + 2.0)
     }
 
-    /// Mean square of probability less outcome: 0 is best, 0.25 is a coin. None before the first jump.
+    /// Brier score, the mean of (probability − outcome)²: 0 is best, 0.25 is a coin flip. `None`
+    /// before the first jump.
     pub(crate) fn brier(&self) -> Option<f64> {
         (self.jumps > 0.0).then(|| self.squares / self.jumps)
     }
 
-    /// By range: jumps, mean probability, and the share that was accepted.
+    /// Per nonempty bin: jumps, mean probability, and the fraction accepted.
     pub(crate) fn reliability(&self) -> Vec<(u64, f64, f64)> {
         let filled = self.bins.iter().filter(|bin| bin[0] > 0.0);
         filled
@@ -66,7 +68,7 @@ impl Calibration {
             .collect()
     }
 
-    /// Mean change of the logarithm of the loss that was expected, and that was observed.
+    /// Mean change of the log loss, expected and observed.
     pub(crate) fn changes(&self) -> Option<(f64, f64)> {
         (self.jumps > 0.0).then(|| (self.expected / self.jumps, self.observed / self.jumps))
     }

@@ -1,4 +1,4 @@
-//! What the members of the ensemble expect of jumps, taken together.
+//! Combines what the ensemble members expect of jumps.
 
 use super::network::MEMBERS;
 use super::observe::EXCESS_SCALE;
@@ -8,15 +8,15 @@ use super::{CHANGE_SCALE, Expectation};
 /// What a prediction is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Terms {
-    /// Fall of the logarithm of the loss in a step, by its trend.
+    /// Fall of the log loss per step, from its trend.
     pub(super) fall_per_step: f64,
-    /// Steps that are imagined.
+    /// Steps imagined.
     pub(super) horizon: usize,
-    /// What a prediction costs, in steps.
+    /// Cost of a prediction, in steps.
     pub(super) cost_steps: f64,
 }
 
-/// What a jump promises.
+/// The expected value of a jump.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Prospect {
     pub(super) expected: Expectation,
@@ -25,7 +25,8 @@ pub(super) struct Prospect {
 }
 
 impl Prospect {
-    /// What members agree on, a standard error below their mean: the probability that it is accepted, and the gain.
+    /// Lower confidence bounds, one standard error below the mean: the probability of acceptance,
+    /// and the gain.
     pub(super) fn agreed(&self) -> (f64, f64) {
         let Expectation { acceptance, gain, disagreement, .. } = self.expected;
         (acceptance - self.acceptance_error, gain - disagreement)
@@ -39,7 +40,7 @@ fn over_members(of: impl Fn(usize) -> f64) -> (f64, f64) {
     (mean, (squares / (MEMBERS * (MEMBERS - 1)) as f64).sqrt())
 }
 
-/// What the jumps of each length promise.
+/// The expected value of a jump of each length.
 pub(super) fn prospects(imagined: &Imagined, terms: &Terms) -> [Prospect; LENGTHS] {
     let Imagined { jumps, excess } = imagined;
     let excess =
@@ -48,19 +49,21 @@ pub(super) fn prospects(imagined: &Imagined, terms: &Terms) -> [Prospect; LENGTH
         let jump = |member: usize| &jumps[length][member];
         let change = |member: usize| f64::from(jump(member).change) / CHANGE_SCALE;
         let gain = |member: usize| {
-            // Without a jump, and with one that is refused, the steps are the same.
+            // A refused jump is followed by the same steps as no jump.
             let without = excess(LENGTHS, member);
             let fall_if_accepted = without - excess(length, member) - change(member);
             let horizon = terms.horizon.max(1) as f64;
             let fall_of_step = terms.fall_per_step - without / horizon;
-            // In the time of a prediction, steps could be made. If these would raise the loss, it is no gain to make fewer.
+            // Steps could be made in the time of a prediction. If they would raise the loss,
+            // skipping them is no gain.
             let cost = terms.cost_steps * fall_of_step.max(0.0);
             f64::from(jump(member).acceptance) * fall_if_accepted - cost
         };
         let (acceptance, acceptance_error) =
             over_members(|member| f64::from(jump(member).acceptance));
         let (mean, _) = over_members(change);
-        // Of the mixture: what members expect it to vary by, and what they differ by.
+        // Variance of the mixture: the variance that members predict plus the variance of their
+        // means.
         let (square, _) = over_members(|member| {
             let deviation = f64::from(jump(member).deviation) / CHANGE_SCALE;
             deviation.powi(2) + (change(member) - mean).powi(2)
@@ -131,10 +134,10 @@ mod tests {
         let gain = |some: &Imagined, terms: &Terms| prospects(some, terms)[0].expected.gain;
         let mut some = imagined();
         assert!((gain(&some, &costly) - (0.8 * 0.02 - 0.02)).abs() < 1e-8);
-        // The steps are imagined to raise the loss: nothing is lost with them, and nothing is won.
+        // If steps are imagined to raise the loss, skipping them neither costs nor gains anything.
         some.excess = [[5.0; MEMBERS]; CANDIDATES];
         assert!((gain(&some, &costly) - 0.8 * 0.02).abs() < 1e-8);
-        // And to lower it by more than their trend.
+        // And if they lower it by more than their trend.
         some.excess = [[-0.5; MEMBERS]; CANDIDATES];
         assert!((gain(&some, &costly) - (0.8 * 0.02 - 2.0 * 0.02)).abs() < 1e-8);
     }

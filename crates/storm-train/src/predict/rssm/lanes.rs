@@ -1,14 +1,15 @@
-//! Many states of the network at once, without gradients. Lanes are the inner axis of every array, so that loops over them become vector
-//! instructions. A lane has the bits that a tape computes for it: sums are in the same order, and of a latent only the
-//! products with zero are left out.
+//! Many states of the network at once, without gradients. Lanes are the inner axis of every array,
+//! so that loops over them vectorize. Results are bit-identical to those of a tape: sums are in the
+//! same order, and only products with the zeros of a latent are skipped.
 
 use super::network::{ACTED, CLASSES, GROUPS, HIDDEN, LATENT, Network, OBSERVED};
 use super::tape::{Matrix, dot, mixed, sigmoid};
 
-/// Lanes that stay in registers while a row of a matrix is multiplied.
+/// Lanes kept in registers while a matrix row is multiplied.
 const BLOCK: usize = 8;
 
-/// The matrices that multiply latents, column by column: of a latent, one column of each group counts.
+/// The matrices that multiply latents, stored by column. Latents are one-hot per group, so each
+/// group selects one column.
 pub(super) struct Columns {
     latent_in: Vec<[f32; HIDDEN]>,
     trunk: Vec<[f32; HIDDEN]>,
@@ -33,11 +34,11 @@ impl Columns {
     }
 }
 
-/// The states of N lanes, a multiple of [`BLOCK`], and what they are computed with.
+/// The states of N lanes, a multiple of [`BLOCK`], and scratch space.
 pub(super) struct Lanes<const N: usize> {
     /// (HIDDEN, N)
     pub(super) hidden: [[f32; N]; HIDDEN],
-    /// The class of each group; none before the first tick.
+    /// The class of each group. `None` before the first tick.
     pub(super) classes: Option<[[u8; N]; GROUPS]>,
     /// (HIDDEN, N), after [`Lanes::look`].
     pub(super) trunk: [[f32; N]; HIDDEN],
@@ -45,7 +46,7 @@ pub(super) struct Lanes<const N: usize> {
     reset: [[f32; N]; HIDDEN],
     update: [[f32; N]; HIDDEN],
     candidate: [[f32; N]; HIDDEN],
-    /// Addends of a sum.
+    /// Terms to be added.
     other: [[f32; N]; HIDDEN],
     /// (LATENT, N)
     logits: [[f32; N]; LATENT],
@@ -64,7 +65,7 @@ fn product<const N: usize>(
 ) {
     let rows = weights(matrix, parameters).chunks_exact(matrix.columns);
     for (row, out) in rows.zip(out) {
-        // A few lanes at a time, whose sums stay in registers.
+        // A few lanes at a time, with sums in registers.
         for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
             let mut sums = [-0.0; BLOCK];
             for (weight, x) in row.iter().zip(x) {
@@ -94,7 +95,7 @@ fn chosen<const N: usize>(
     }
 }
 
-/// sum ← of(sum + other + bias), element by element.
+/// sum ← of(sum + other + bias), elementwise.
 fn add<const N: usize>(
     sum: &mut [[f32; N]],
     other: &[[f32; N]],
@@ -122,13 +123,13 @@ impl<const N: usize> Lanes<N> {
         }
     }
 
-    /// Before the first tick.
+    /// Resets to the state before the first tick.
     pub(super) fn clear(&mut self) {
         self.hidden = [[0.0; N]; HIDDEN];
         self.classes = None;
     }
 
-    /// The next state of the GRU.
+    /// Advances the GRU.
     pub(super) fn step(
         &mut self,
         network: &Network,
@@ -162,7 +163,7 @@ impl<const N: usize> Lanes<N> {
         }
     }
 
-    /// Draws latents from the prior.
+    /// Samples latents from the prior.
     pub(super) fn imagine(
         &mut self,
         network: &Network,
@@ -177,7 +178,7 @@ impl<const N: usize> Lanes<N> {
         self.draw(uniforms);
     }
 
-    /// Draws latents from the posterior of an observation that all lanes make.
+    /// Samples latents from the posterior of an observation that all lanes share.
     pub(super) fn observe(
         &mut self,
         network: &Network,
@@ -196,7 +197,7 @@ impl<const N: usize> Lanes<N> {
         self.draw(uniforms);
     }
 
-    /// One class of each group, by the softmax of its logits.
+    /// Samples one class per group from the softmax of its logits.
     fn draw(&mut self, uniforms: &[[f32; N]; GROUPS]) {
         let classes = self.classes.get_or_insert([[0; N]; GROUPS]);
         let groups = self.logits.chunks_exact_mut(CLASSES).zip(uniforms).zip(classes);
@@ -212,7 +213,8 @@ impl<const N: usize> Lanes<N> {
                     *sum += *logit;
                 }
             }
-            // Probabilities are above zero, so what is left is below zero from the class that is drawn on.
+            // Probabilities are positive, so once `left` is negative it stays negative for later
+            // classes.
             let mut left = *uniforms;
             *class = [0; N];
             for exponentials in &logits[..CLASSES - 1] {
@@ -224,7 +226,7 @@ impl<const N: usize> Lanes<N> {
         }
     }
 
-    /// Computes what the heads read.
+    /// Computes the input of the heads.
     pub(super) fn look(&mut self, network: &Network, parameters: &[f32], columns: &Columns) {
         let (of_hidden, _, bias) = network.trunk;
         product(of_hidden, parameters, &self.hidden, &mut self.trunk);

@@ -1,6 +1,7 @@
-//! The controller that learns: a recurrent state-space model sees every step, learns beside the run what becomes of jumps, imagines what
-//! would follow those that it can choose, and chooses whether to jump, and how far. It is a function of seed, steps and outcomes alone: no clock is read, and all of its state is in
-//! the checkpoint.
+//! The learned controller. A recurrent state-space model observes every step, learns the outcomes
+//! of jumps during the run, imagines what would follow each candidate jump, and chooses whether to
+//! jump and how far. It depends only on seed, steps and outcomes. It reads no clock, and all of its
+//! state is in the checkpoint.
 
 mod adam;
 mod calibration;
@@ -24,34 +25,36 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use tape::Outcome;
 
-/// Lengths that are chosen from, in lengths of `tau`.
+/// Candidate lengths, in units of `tau`.
 const FACTORS: [f32; LENGTHS] = [0.25, 0.5, 1.0, 2.0, 4.0];
 
-/// Ticks that it remembers.
+/// Length of the history.
 const TICKS: usize = 256;
 
-/// Ticks that it sees when it learns and chooses.
+/// Length of the sequence used for learning and choosing.
 const SEQUENCE: usize = 12;
 
-/// It learns from a sequence after so many steps.
+/// Steps between two updates of the model.
 const LEARN_EVERY: u32 = 4;
 
-/// Steps after a correction that it imagines, too: the first ones show whether jumps were undone.
+/// Steps after a correction that are also imagined. The first ones show whether the jumps were
+/// undone.
 const AFTER_CORRECTION: u64 = 4;
 
-/// Steps that it imagines, at most.
+/// Maximum steps imagined.
 const HORIZON_MAX: u64 = 16;
 
-/// A jump is made if at least this share of those that it was as sure of was accepted.
+/// A jump requires at least this probability of acceptance, both predicted and as observed for such
+/// predictions.
 const CONFIDENCE: f64 = 0.5;
 
-/// Decisions between two that try what it does not expect the most of.
+/// Every n-th decision explores.
 const EXPLORE_EVERY: u32 = 4;
 
-/// Changes of the logarithm of the loss are so small.
+/// Scale of log loss changes, which are small.
 const CHANGE_SCALE: f64 = 50.0;
 
-/// Larger changes than this, scaled, teach no more.
+/// Scaled changes are clamped to this.
 const CHANGE_MAX: f64 = 5.0;
 
 /// Numbers of a tick in a checkpoint.
@@ -62,12 +65,12 @@ const TICK_NUMBERS: usize = ACTED + OBSERVED + 6;
 pub struct Expectation {
     /// Probability that it is accepted.
     pub acceptance: f64,
-    /// Change of the logarithm of the loss.
+    /// Change of the log loss.
     pub change: f64,
-    /// Standard deviation of that.
+    /// Standard deviation of the change.
     pub deviation: f64,
-    /// By how much more the logarithm of the loss falls than by steps of the same time, as the ensemble imagines it; mean over its
-    /// members.
+    /// How much further the log loss falls than with full steps in the same time, as imagined by
+    /// the ensemble. Mean over members.
     #[serde(default)]
     pub gain: f64,
     /// Standard error of that mean.
@@ -75,39 +78,39 @@ pub struct Expectation {
     pub disagreement: f64,
 }
 
-/// A jump that it chose.
+/// A chosen jump.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Chosen {
     pub(super) tau: f32,
     pub(super) expected: Expectation,
 }
 
-/// What a step showed.
+/// Metrics of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepSeen {
     pub(super) loss: f32,
     pub(super) gradient_norm: f32,
     pub(super) learning_rate: f32,
-    /// Of the run, from 0 to 1.
+    /// Progress of the run, from 0 to 1.
     pub(super) progress: f32,
     pub(super) phase: Phase,
-    /// What the update of the step before was like.
+    /// Update statistics of the previous step.
     pub(super) updates: UpdatesSeen,
 }
 
-/// What a run says of its jumps.
+/// Settings of a run's jumps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Settings {
     /// The middle of the lengths.
     pub(super) tau: f32,
-    /// What a prediction costs, in steps.
+    /// Cost of a prediction, in steps.
     pub(super) cost_steps: f64,
     /// Steps of a correction.
     pub(super) correct: u64,
 }
 
 impl Settings {
-    /// Steps that are imagined.
+    /// Steps imagined.
     fn horizon(&self) -> usize {
         self.correct.saturating_add(AFTER_CORRECTION).min(HORIZON_MAX) as usize
     }
@@ -119,7 +122,7 @@ pub(super) struct Rssm {
     settings: Settings,
     rollouts: Rollouts,
     adam: Adam,
-    /// Steps seen, and decisions made.
+    /// Steps observed, and decisions made.
     steps: u32,
     decisions: u32,
     ticks: VecDeque<Tick>,
@@ -144,7 +147,7 @@ impl Rssm {
         }
     }
 
-    /// Sees a step, and learns now and then.
+    /// Observes a step, and learns every few steps.
     pub(super) fn see(&mut self, step: &StepSeen) {
         let (action, observation, excess) = self.seen.step(step);
         if self.ticks.len() == TICKS {
@@ -161,7 +164,7 @@ impl Rssm {
         }
     }
 
-    /// Ticks to learn from: in turn the newest, and those around a jump.
+    /// The sequence to learn from: alternately the newest, and one that ends with a jump.
     fn lesson(&self) -> Vec<Tick> {
         let jumps: Vec<usize> =
             (0..self.ticks.len()).filter(|&at| self.ticks[at].jump.is_some()).collect();
@@ -177,7 +180,7 @@ impl Rssm {
         self.ticks.range(first..=last).copied().collect()
     }
 
-    /// What jumps of each length promise.
+    /// The expected value of a jump of each length.
     fn imagine(&mut self) -> [Prospect; LENGTHS] {
         let horizon = self.settings.horizon();
         let question = Question {
@@ -194,7 +197,8 @@ impl Rssm {
         prospects(&imagined, &Terms { fall_per_step, horizon, cost_steps })
     }
 
-    /// The jump that promises the largest fall of the loss for its cost; none if full steps promise more, or if it is not sure.
+    /// The jump with the largest expected gain. `None` if full steps promise more, or if it is not
+    /// confident.
     pub(super) fn choose(&mut self) -> Option<Chosen> {
         if self.ticks.is_empty() {
             return None;
@@ -206,7 +210,7 @@ impl Rssm {
             tau: self.settings.tau * FACTORS[at],
             expected: found[at].expected,
         };
-        // Each length once at first; later the lengths in turn, so that it goes on to learn.
+        // Tries each length once at first, and later in turn, to keep learning.
         if (decision as usize) < FACTORS.len() {
             // From the middle outward.
             return Some(chosen([2, 1, 3, 0, 4][decision as usize]));
@@ -222,7 +226,7 @@ impl Rssm {
         (is_sure && gain > 0.0).then(|| chosen(best))
     }
 
-    /// What became of a jump: the loss before and after it.
+    /// Learns the outcome of a jump from the loss before and after it.
     pub(super) fn learn_outcome(
         &mut self,
         chosen: &Chosen,
@@ -231,7 +235,7 @@ impl Rssm {
         accepted: bool,
     ) {
         let change = (after / before).ln();
-        // A loss that is not finite is as bad as any.
+        // A NaN counts as the largest increase.
         let limit = CHANGE_MAX / CHANGE_SCALE;
         let change = if change.is_nan() { limit } else { change.clamp(-limit, limit) };
         let scaled = (change * CHANGE_SCALE) as f32;
@@ -244,19 +248,19 @@ impl Rssm {
         self.calibration.add(acceptance as f32, accepted, expected, change);
     }
 
-    /// What became of a correction.
+    /// Observes the result of a correction.
     pub(super) fn judged(&mut self, kept: bool) {
         self.seen.judged(kept);
     }
 
-    /// Bytes of its state.
+    /// Size of its serialized state in bytes.
     pub(super) fn state_bytes() -> usize {
         let parameters = Network::new().parameters;
         let whole = 4 * (1 + 1 + 1 + 1) + 4 * TICKS * TICK_NUMBERS;
         4 * 3 * parameters + whole + 4 * observe::NUMBERS + 8 * calibration::NUMBERS
     }
 
-    /// Writes all that changes.
+    /// Serializes all mutable state.
     pub(super) fn write(&self, bytes: &mut [u8]) {
         let mut out = Writer(bytes);
         self.adam.vectors().into_iter().flatten().for_each(|&value| out.f32(value));
@@ -278,7 +282,7 @@ impl Rssm {
         self.calibration.to_numbers().into_iter().for_each(|value| out.f64(value));
     }
 
-    /// Goes on from what was written.
+    /// Restores the serialized state.
     pub(super) fn read(&mut self, bytes: &[u8]) {
         let mut from = Reader(bytes);
         let vectors = [(); 3].map(|()| from.f32s(self.network.parameters));
@@ -359,9 +363,9 @@ mod tests {
     /// A run in which jumps longer than `tau` are refused.
     #[derive(Clone, Copy)]
     struct World {
-        /// How much of what an accepted jump gains on the probe the steps after it show.
+        /// The fraction of an accepted jump's gain on the probe that later steps show.
         share: f32,
-        /// What jumps have gained, of the logarithm of the loss.
+        /// Total gain of jumps in log loss.
         gained: f32,
         is_correcting: bool,
     }
@@ -383,7 +387,7 @@ mod tests {
             }
         }
 
-        /// Decisions from one step to another.
+        /// Decisions in a range of steps.
         fn run(&mut self, rssm: &mut Rssm, steps: std::ops::Range<u32>) -> Vec<Option<Chosen>> {
             let mut decisions = Vec::new();
             for number in steps {
@@ -412,7 +416,7 @@ mod tests {
         Rssm::new(seed, Settings { tau: 1.0, cost_steps, correct: 1 })
     }
 
-    /// Lengths that it chose; tries excepted.
+    /// The chosen lengths, without exploration.
     fn chosen(decisions: &[Option<Chosen>], range: std::ops::Range<usize>) -> Vec<f32> {
         let late = range.filter(|decision| !decision.is_multiple_of(4));
         late.filter_map(|decision| decisions[decision].map(|chosen| chosen.tau)).collect()
@@ -453,7 +457,7 @@ mod tests {
         assert!(brier < 0.2, "{brier}");
     }
 
-    /// The probe accepts the same jumps as above, but the steps after them show that they do harm.
+    /// The probe accepts the same jumps as above, but later steps show that they do harm.
     #[test]
     fn jumps_that_harm_the_steps_after_them_are_not_made() {
         let mut world = World { share: -1.0, ..LASTING };

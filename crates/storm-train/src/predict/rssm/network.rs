@@ -1,13 +1,13 @@
-//! The recurrent state-space model: a GRU whose state is joined by categorical latents. The posterior sees the observation of a
-//! step, the prior does not. From both states come the observation again and, by an ensemble of heads, what a step adds to the
-//! loss and what would become of a jump of some length.
+//! The recurrent state-space model: a GRU with categorical latents. The posterior sees the
+//! observation of a step, the prior does not. A decoder reconstructs the observation. An ensemble
+//! of heads predicts how a step changes the loss, and the outcome of a jump of a given length.
 
 use super::tape::{Matrix, Node, Outcome, Tape};
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
-/// Numbers of an observation.
+/// Size of an observation.
 pub(super) const OBSERVED: usize = 22;
-/// Numbers that say what was done before a step.
+/// Size of an action, which precedes a step.
 pub(super) const ACTED: usize = 3;
 pub(super) const HIDDEN: usize = 32;
 pub(super) const GROUPS: usize = 32;
@@ -16,21 +16,22 @@ pub(super) const LATENT: usize = GROUPS * CLASSES;
 pub(super) const HEAD: usize = 16;
 const OUTPUTS: usize = 3;
 
-/// Members of the ensemble. They share the dynamics, which has nearly all parameters and takes nearly all of the time, and each has
-/// heads of its own, learns from other ticks, and draws latents of its own.
+/// Members of the ensemble. They share the dynamics, which have nearly all parameters and take
+/// nearly all of the time. Each has its own heads, learns from different ticks, and samples its own
+/// latents.
 pub(super) const MEMBERS: usize = 8;
-/// Share of the ticks that a member learns from.
+/// Fraction of the ticks that a member learns from.
 const LEARNED: f32 = 0.8;
 
-/// Shares of the divergence that pull the posterior and the prior.
+/// KL balancing: weights of the gradients of the posterior and the prior.
 const BALANCE: [f32; 2] = [0.2, 0.8];
-/// A divergence that costs nothing, in nats of a step.
+/// Free nats per step.
 const FREE: f32 = 1.0;
 
-/// No parameter of a model has this stream.
+/// A stream that no model parameter uses.
 const STREAM: u16 = u16::MAX;
 
-/// What random words are for.
+/// Purposes of random words.
 pub(super) mod words_of {
     pub(in super::super) const INITIAL: u16 = 0;
     pub(in super::super) const LESSON: u16 = 1;
@@ -39,35 +40,35 @@ pub(super) mod words_of {
     pub(in super::super) const LEARNERS: u16 = 4;
 }
 
-/// Where parameters are.
+/// Locations of the parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) latent_in: Matrix,
     pub(super) action_in: Matrix,
     pub(super) bias_in: usize,
-    /// Of the input and of the state, for reset, update and candidate.
+    /// Weights for the input and for the state, and the bias, of reset, update and candidate.
     pub(super) gates: [(Matrix, Matrix, usize); 3],
     pub(super) prior: (Matrix, usize),
     pub(super) posterior: (Matrix, Matrix, usize),
     pub(super) trunk: (Matrix, Matrix, usize),
     decoder: (Matrix, usize),
     pub(super) members: [Member; MEMBERS],
-    /// Of all.
+    /// Total number of parameters.
     pub(super) parameters: usize,
 }
 
 /// The heads of a member of the ensemble.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// Of trunk and length: what becomes of a jump.
+    /// Predicts the outcome of a jump from trunk and length.
     pub(super) jump: (Matrix, Matrix, usize),
     pub(super) outputs: (Matrix, usize),
-    /// Of the GRU's state, which has not seen the step yet, and of what was done before it: what the step adds to the logarithm of the
-    /// loss beyond its trend.
+    /// Predicts the change of the log loss beyond its trend, from the GRU state before the step is
+    /// observed and from the action.
     pub(super) step: (Matrix, Matrix, usize),
 }
 
-/// Hands out places for parameters.
+/// Allocates parameters.
 struct Places(usize);
 
 impl Places {
@@ -83,16 +84,16 @@ impl Places {
     }
 }
 
-/// A step: what was done before it, what was seen, and what became of the jump after it.
+/// A step: the action before it, the observation, and the outcome of the jump after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tick {
     pub(super) action: [f32; ACTED],
     pub(super) observation: [f32; OBSERVED],
-    /// What the step added to the logarithm of the loss beyond its trend and the jump before it, scaled.
+    /// Scaled change of the log loss beyond its trend and the previous jump.
     pub(super) excess: f32,
-    /// Members that learn from it, a bit for each.
+    /// Bit mask of the members that learn from it.
     pub(super) learners: u8,
-    /// The length of a jump after it, as a feature, and what became of it.
+    /// The length of the jump after it, as a feature, and the outcome.
     pub(super) jump: Option<(f32, Outcome)>,
 }
 
@@ -144,8 +145,8 @@ impl Network {
         }
     }
 
-    /// Uniform, by the number of inputs. Biases are zero, and so are heads of steps: before they have learned, the loss is expected to
-    /// follow its trend.
+    /// Uniform, scaled by the number of inputs. Biases and the heads of steps are zero, so an
+    /// untrained model expects the loss to follow its trend.
     pub(super) fn initial(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameters];
         let mut matrices = vec![self.latent_in, self.action_in];
@@ -156,7 +157,7 @@ impl Network {
             matrices.extend([jump.0, jump.1, outputs.0]);
         }
         for Matrix { at, rows, columns } in matrices {
-            // Of a latent, one class of each group is in.
+            // Latents are one-hot per group.
             let inputs = if columns == LATENT { GROUPS } else { columns };
             let scale = 1.0 / (inputs as f32).sqrt();
             let of_matrix = parameters[at..at + rows * columns].iter_mut();
@@ -167,7 +168,7 @@ impl Network {
         parameters
     }
 
-    /// The next state of the GRU.
+    /// Advances the GRU.
     pub(super) fn step(&self, tape: &mut Tape<'_>, state: &State, action: &[f32]) -> Node {
         let action = tape.input(action);
         let of_latent = tape.linear(self.latent_in, state.latent);
@@ -220,7 +221,7 @@ impl Network {
         tape.tanh(sum)
     }
 
-    /// What a jump of some length comes to, by a member: mean, logarithm of the variance, logit of acceptance.
+    /// A member's prediction for a jump of some length: mean, log variance, logit of acceptance.
     pub(super) fn jump(tape: &mut Tape<'_>, member: &Member, trunk: Node, length: f32) -> Node {
         let (of_trunk, of_length, bias) = member.jump;
         let length = tape.input(&[length, length * length]);
@@ -233,7 +234,7 @@ impl Network {
         tape.bias(member.outputs.1, outputs)
     }
 
-    /// What a step adds to the loss, by a member.
+    /// A member's prediction of how a step changes the loss.
     pub(super) fn excess(
         tape: &mut Tape<'_>,
         member: &Member,
@@ -248,7 +249,8 @@ impl Network {
         tape.bias(bias, sum)
     }
 
-    /// Mean loss of a tick, and its gradients. Ticks follow a state of zeros, and latents are drawn with bits of (seed, draw).
+    /// Mean loss per tick, and its gradients. The initial state is zero. Latents are sampled with
+    /// random words of (seed, draw).
     pub(super) fn learn(
         &self,
         parameters: &[f32],
@@ -279,7 +281,7 @@ impl Network {
         (tape.loss() / count, gradients)
     }
 
-    /// The losses of those members that learn from a tick.
+    /// Adds the losses of the members that learn from a tick.
     fn teach(&self, tape: &mut Tape<'_>, hidden: Node, trunk: Node, tick: &Tick) {
         const WEIGHT: f32 = 1.0 / MEMBERS as f32;
         for (number, member) in self.members.iter().enumerate() {
@@ -296,13 +298,13 @@ impl Network {
     }
 }
 
-/// The members that learn from the tick of a step, a bit for each.
+/// Bit mask of the members that learn from the tick of a step.
 pub(super) fn learners(seed: u64, step: u32) -> u8 {
     let learns = |member| uniform(seed, step, words_of::LEARNERS, member) < LEARNED;
     (0..MEMBERS).fold(0, |bits, member| bits | u8::from(learns(member)) << member)
 }
 
-/// One class of each group, by its probability and a number from 0 to 1.
+/// Samples one class per group, given a uniform number per group.
 pub(super) fn drawn(probabilities: &[f32], uniform: impl Fn(usize) -> f32) -> Vec<f32> {
     let mut sample = vec![0.0; probabilities.len()];
     for (group, of_group) in probabilities.chunks_exact(CLASSES).enumerate() {
@@ -320,12 +322,12 @@ pub(super) fn drawn(probabilities: &[f32], uniform: impl Fn(usize) -> f32) -> Ve
     sample
 }
 
-/// From 0 to 1, by counters alone.
+/// A uniform number in [0, 1), from a counter-based generator.
 pub(super) fn uniform(seed: u64, draw: u32, words_of: u16, index: usize) -> f32 {
     uniforms(seed, draw, words_of, index / 4)[index % 4]
 }
 
-/// Those of the indices 4·block to 4·block + 3.
+/// The uniform numbers at indices 4·block to 4·block + 3.
 pub(super) fn uniforms(seed: u64, draw: u32, words_of: u16, block: usize) -> [f32; 4] {
     let stream = Stream { tensor: STREAM, layer: words_of };
     let words = words(Seed { seed, step: draw }, Purpose::Prediction, stream, block as u64);
@@ -384,7 +386,7 @@ mod tests {
         }
     }
 
-    /// Jumps that are longer are refused, and shorter ones lower the loss.
+    /// Longer jumps are refused, and shorter ones lower the loss.
     #[test]
     fn what_becomes_of_jumps_is_learned() {
         let network = Network::new();

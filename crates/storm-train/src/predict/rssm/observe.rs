@@ -1,51 +1,51 @@
-//! What the controller sees of a step.
+//! Converts a step into the controller's observation.
 
 use super::network::{ACTED, OBSERVED};
 use super::{CHANGE_SCALE, StepSeen};
 use crate::predict::phases::Phase;
 use crate::predict::updates::UpdateSeen;
 
-/// Numbers that it is made of.
+/// Numbers in its serialized form.
 pub(super) const NUMBERS: usize = 15;
 
-/// Numbers of an observation that are not of updates.
+/// Numbers of an observation besides the update statistics.
 const OWN: usize = 12;
 
-/// Share of slope and variance that stays from step to step.
+/// Decay of the moving averages of slope and variance.
 const KEEP: f32 = 0.9;
 
-/// Share of the trend that stays: losses of single steps are noisy.
+/// Decay of the trend. Slower, because losses of single steps are noisy.
 const TREND_KEEP: f32 = 0.98;
 
-/// What a step adds to the logarithm of the loss is so small.
+/// Scale of the excess, which is small.
 pub(super) const EXCESS_SCALE: f64 = 10.0;
 
-/// What was seen so far, as far as the next observation depends on it.
+/// The running statistics that observations depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Seen {
-    /// 1 once a step was seen.
+    /// 1 once a step was observed.
     any: f32,
     first_log_loss: f32,
     log_loss: f32,
-    /// Mean change of the logarithm of the loss, and its variance.
+    /// Mean and variance of the change of the log loss.
     slope: f32,
     variance: f32,
     first_log_norm: f32,
     log_norm: f32,
     rate_max: f32,
-    /// The last jump: length, change and outcome, and what became of its correction.
+    /// The last jump: length, change and outcome, and whether its correction kept it.
     length: f32,
     change: f32,
     accepted: f32,
     kept: f32,
-    /// Of a jump since the last step: 1 if there was one, and its length.
+    /// Whether there was a jump since the last step, and its length.
     jumped: f32,
     jumped_length: f32,
-    /// As the slope, over more steps.
+    /// Like `slope`, over more steps.
     trend: f32,
 }
 
-/// The logarithm of what should be positive and finite, or zero.
+/// The logarithm, or zero for arguments that are not positive and finite.
 fn logarithm(value: f32) -> f32 {
     if value > 0.0 && value.is_finite() { value.ln() } else { 0.0 }
 }
@@ -55,8 +55,8 @@ impl Seen {
         Seen::from_numbers(&[0.0; NUMBERS])
     }
 
-    /// What was done before a step, what it shows, and what it added to the logarithm of the loss beyond its trend and the jump before
-    /// it, scaled.
+    /// The action before a step, its observation, and the scaled change of the log loss beyond its
+    /// trend and the previous jump.
     pub(super) fn step(&mut self, step: &StepSeen) -> ([f32; ACTED], [f32; OBSERVED], f32) {
         let (log_loss, log_norm) = (logarithm(step.loss), logarithm(step.gradient_norm));
         if self.any == 0.0 {
@@ -95,7 +95,7 @@ impl Seen {
         ]);
         for (pair, seen) in updates.chunks_exact_mut(2).zip(&step.updates.0) {
             let Some(UpdateSeen { cosine, ratio }) = seen else { continue };
-            // A usual update is about a thousandth of the weights.
+            // A typical update is about a thousandth of the weights.
             let size = if *ratio > 0.0 { 0.25 * (logarithm(*ratio) + 7.0) } else { 0.0 };
             pair.copy_from_slice(&[*cosine, size]);
         }
@@ -103,7 +103,7 @@ impl Seen {
         (action, observation.map(within), within(excess))
     }
 
-    /// By how much the logarithm of the loss falls in a step, as it goes on.
+    /// Fall of the log loss per step, from its trend.
     pub(super) fn fall_per_step(&self) -> f64 {
         f64::from(-self.trend)
     }

@@ -1,5 +1,5 @@
-//! What the network imagines: every member of the ensemble follows every candidate, a jump of some length or none, over the steps
-//! after it. One kernel for all of them, which allocates nothing.
+//! Imagined rollouts: every member of the ensemble rolls out every candidate, a jump of some length
+//! or none, over the following steps. One kernel computes all of them without allocating.
 
 use super::lanes::{Columns, Lanes};
 use super::network::{
@@ -7,40 +7,40 @@ use super::network::{
 };
 use super::tape::{Matrix, dot, sigmoid};
 
-/// Lengths of a jump to choose from.
+/// Number of jump lengths to choose from.
 pub(super) const LENGTHS: usize = 5;
 
-/// The lengths, and no jump, which is the last.
+/// The lengths, and last the candidate without a jump.
 pub(super) const CANDIDATES: usize = LENGTHS + 1;
 
-/// A lane for each candidate and member, members inside.
+/// One lane per candidate and member, with members innermost.
 const LANES: usize = CANDIDATES * MEMBERS;
 
 /// What a member expects of a jump.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Expected {
-    /// Of the logarithm of the loss, scaled.
+    /// Scaled change of the log loss.
     pub(super) change: f32,
     pub(super) deviation: f32,
     /// Probability that it is accepted.
     pub(super) acceptance: f32,
 }
 
-/// What is imagined.
+/// The parameters of a rollout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
-    /// Of the jumps, as features.
+    /// Lengths of the jumps, as features.
     pub(super) lengths: [f32; LENGTHS],
-    /// Steps that follow a jump in its correction.
+    /// Steps of the correction after a jump.
     pub(super) correct: usize,
-    /// Steps that are followed.
+    /// Steps to roll out.
     pub(super) horizon: usize,
     /// Seed of the run, and the step.
     pub(super) bits: (u64, u32),
 }
 
 impl Question {
-    /// What is done before a step that follows the choice.
+    /// The action before a step of the rollout.
     pub(super) fn action(&self, candidate: usize, step: usize) -> [f32; ACTED] {
         let Some(&length) = self.lengths.get(candidate) else { return [0.0; ACTED] };
         let is_correcting = if step < self.correct { 1.0 } else { 0.0 };
@@ -51,18 +51,19 @@ impl Question {
     }
 }
 
-/// What came of it.
+/// The result of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Imagined {
     pub(super) jumps: [[Expected; MEMBERS]; LENGTHS],
-    /// By candidate, if its jump is accepted: what all steps add to the logarithm of the loss beyond its trend, scaled.
+    /// Per candidate, if its jump is accepted: the scaled change of the log loss beyond its trend,
+    /// summed over all steps.
     pub(super) excess: [[f32; MEMBERS]; CANDIDATES],
 }
 
-/// The memory of the kernel.
+/// The buffers of the kernel.
 pub(super) struct Rollouts {
     columns: Columns,
-    /// Up to the choice, all candidates of a member are one.
+    /// Until the choice, all candidates of a member share one state.
     members: Box<Lanes<MEMBERS>>,
     lanes: Box<Lanes<LANES>>,
 }
@@ -76,8 +77,8 @@ impl Rollouts {
         }
     }
 
-    /// Sees ticks and imagines what follows them. Candidates of a member have the same draws, so that they differ by what is done
-    /// alone.
+    /// Observes ticks and rolls out what follows. All candidates of a member use the same random
+    /// draws, so they differ only by the action.
     pub(super) fn imagine<'t>(
         &mut self,
         network: &Network,
@@ -136,12 +137,12 @@ fn of_lane<const N: usize>(values: &[[f32; N]; HIDDEN], lane: usize) -> [f32; HI
     values.each_ref().map(|lanes| lanes[lane])
 }
 
-/// What members have, for each candidate.
+/// Repeats the values of members for each candidate.
 fn repeated<T: Copy>(members: &[T; MEMBERS]) -> [T; LANES] {
     std::array::from_fn(|lane| members[lane % MEMBERS])
 }
 
-/// The numbers from 0 to 1 that draw the latents of a tick, by group and member.
+/// The uniform numbers that sample the latents of a tick, by group and member.
 fn draws((seed, step): (u64, u32), place: usize) -> [[f32; MEMBERS]; GROUPS] {
     let mut found = [[0.0; MEMBERS]; GROUPS];
     for member in 0..MEMBERS {
@@ -183,7 +184,7 @@ mod tests {
     #[global_allocator]
     static METER: AllocationMeter = AllocationMeter;
 
-    /// The same lane by lane, op by op, on a tape.
+    /// The reference: lane by lane, op by op, on a tape.
     fn reference(
         network: &Network,
         parameters: &[f32],
@@ -254,7 +255,7 @@ mod tests {
             .collect()
     }
 
-    /// Parameters that have learned a little, so that no head is zero.
+    /// Slightly trained parameters, so that no head is zero.
     fn learned(network: &Network, seed: u64) -> Vec<f32> {
         let mut parameters = network.initial(seed);
         for draw in 0..3 {
@@ -301,7 +302,7 @@ mod tests {
         for other in [(8, 41), (7, 42)] {
             assert_ne!(bits(&of(&Question { bits: other, ..QUESTION })), bits(&found));
         }
-        // What does the same has the same draws.
+        // Equal actions have equal draws.
         let same = of(&Question { lengths: [0.25; LENGTHS], ..QUESTION });
         assert!(same.excess[..LENGTHS].windows(2).all(|pair| pair[0] == pair[1]));
         assert_ne!(same.excess[0], same.excess[LENGTHS], "no jump is something else");

@@ -1,8 +1,8 @@
-//! Reverse-mode differentiation of small vector programs in f32, on one core. Sums are in a fixed order, so that results have the
-//! same bits every time.
+//! Reverse-mode differentiation of small vector programs in f32, on one core. Sums are in a fixed
+//! order, so results are bit-reproducible.
 //!
-//! The graph ops of STORM are made for large tensors in a fixed program; this network is a few thousand multiplications in
-//! sequences of changing length, beside a run, so it has its own.
+//! The graph ops of STORM are made for large tensors in a fixed program. This network takes a few
+//! thousand multiplications in sequences of varying length alongside a run, so it has its own.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ impl Node {
     }
 }
 
-/// A matrix of parameters, row by row.
+/// A row-major matrix of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Matrix {
     pub(super) at: usize,
@@ -27,14 +27,14 @@ pub(super) struct Matrix {
     pub(super) columns: usize,
 }
 
-/// Share of a uniform distribution in every categorical one.
+/// Weight of the uniform distribution mixed into every categorical one.
 const UNIFORM: f32 = 0.01;
 
 #[derive(Clone, Debug)]
 enum Op {
     /// out = matrix · x.
     Linear(Matrix, Node, Node),
-    /// out = x + parameters from here on.
+    /// out = x + parameters starting at this offset.
     Bias(usize, Node, Node),
     Add(Node, Node, Node),
     Multiply(Node, Node, Node),
@@ -42,28 +42,28 @@ enum Op {
     OneMinus(Node, Node),
     Tanh(Node, Node),
     Sigmoid(Node, Node),
-    /// A categorical distribution for each group of so many logits.
+    /// A categorical distribution for each group of this many logits.
     Categorical(usize, Node, Node),
-    /// The value is a sample, the gradient that of the probabilities.
+    /// A sample with straight-through gradients.
     Sample(Node, Node),
     /// Loss: half the squared distance from a target, weighted.
     Squares(Node, Vec<f32>, f32),
-    /// Loss: the divergence of two lots of distributions. Gradients of the first and second are weighted, and are zero where the
-    /// divergence is below the free amount.
+    /// Loss: the KL divergence of two sets of distributions. The gradients of posterior and prior
+    /// are weighted, and are zero where the divergence is below the free amount.
     Divergence {
         posterior: Node,
         prior: Node,
         weights: [f32; 2],
         is_free: bool,
     },
-    /// Loss of (mean, logarithm of the variance, logit of acceptance), weighted.
+    /// Weighted loss of (mean, log variance, logit of acceptance).
     Outcome(Node, Outcome, f32),
 }
 
-/// What became of a jump.
+/// The outcome of a jump.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Outcome {
-    /// Change of the logarithm of the loss, scaled.
+    /// Scaled change of the log loss.
     pub(super) change: f32,
     pub(super) accepted: bool,
 }
@@ -80,7 +80,7 @@ impl<'p> Tape<'p> {
         Tape { parameters, values: Vec::new(), ops: Vec::new(), loss: 0.0 }
     }
 
-    /// Of all losses.
+    /// Sum of all losses.
     pub(super) fn loss(&self) -> f32 {
         self.loss
     }
@@ -201,7 +201,7 @@ impl<'p> Tape<'p> {
         self.ops.push(Op::Outcome(heads, outcome, weight));
     }
 
-    /// Gradients of the sum of all losses by the parameters.
+    /// Gradients of the sum of all losses with respect to the parameters.
     pub(super) fn gradients(&self) -> Vec<f32> {
         let mut of_parameters = vec![0.0; self.parameters.len()];
         let mut of = vec![0.0; self.values.len()];
@@ -295,7 +295,8 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// Adds the gradient of `out`, times a factor that depends on its value, to that of `x`.
+    /// Adds the gradient of `out`, times a factor that depends on its value, to the gradient of
+    /// `x`.
     fn through(&self, x: Node, out: Node, of: &mut [f32], factor: fn(f32) -> f32) {
         for index in 0..x.len {
             of[x.start + index] += of[out.start + index] * factor(self.values[out.start + index]);
@@ -311,7 +312,8 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The product of each row with a vector: four rows at a time, because a sum in order waits for each of its additions.
+/// The product of each row with a vector. Four rows at a time, to hide the latency of dependent
+/// additions.
 fn products(rows: &[f32], x: &[f32]) -> Vec<f32> {
     let fours = rows.chunks_exact(4 * x.len());
     let rest = fours.remainder().chunks_exact(x.len()).map(|row| dot(row, x));
@@ -332,7 +334,7 @@ fn softmax(logits: &[f32]) -> impl Iterator<Item = f32> {
     logits.iter().map(move |logit| (logit - most).exp() / sum)
 }
 
-/// A probability, with a share of a uniform distribution.
+/// Mixes a uniform distribution into a probability.
 pub(super) fn mixed(probability: f32, classes: usize) -> f32 {
     (1.0 - UNIFORM) * probability + UNIFORM / classes as f32
 }
@@ -341,7 +343,7 @@ pub(super) fn mixed(probability: f32, classes: usize) -> f32 {
 mod tests {
     use super::*;
 
-    /// A program that has every op, and its loss.
+    /// A program with every op, and its loss.
     fn program<'p>(parameters: &'p [f32]) -> Tape<'p> {
         let mut tape = Tape::new(parameters);
         let x = tape.input(&[0.3, -0.7, 0.5]);
@@ -355,7 +357,7 @@ mod tests {
         let f = tape.linear(Matrix { at: 24, rows: 6, columns: 6 }, posterior);
         let prior = tape.categorical(3, f);
         tape.divergence(posterior, prior, [1.0, 1.0], 0.0);
-        // A sample that is the distribution itself has its gradient exactly.
+        // If the sample equals the distribution, the straight-through gradient is exact.
         let values = tape.value(prior).to_vec();
         let sample = tape.sample(prior, &values);
         let heads = tape.linear(Matrix { at: 60, rows: 3, columns: 6 }, sample);
