@@ -1,11 +1,11 @@
-//! Whether a device multiplies 8-bit floats.
+//! Detects whether a device supports FP8 matrix multiplication.
 
 use storm_device::{Device, DeviceError};
 use storm_exec::ExecError;
 use storm_graph::{DType, Graph, Op, Shape, TensorClass};
 use storm_plan::ALIGNMENT;
 
-/// Prepares a small product. Older cards refuse it.
+/// Prepares a small product, which older GPUs reject.
 pub(crate) fn multiplies_fp8<D: Device>(
     open: impl Fn(usize) -> Result<D, DeviceError>,
 ) -> Result<bool, ExecError> {

@@ -2,10 +2,12 @@
 //!
 //! The checks, from small to large:
 //! - [`verify_ops`] compares every op, node by node.
-//! - [`verify_row_chunks`] checks that matrix products in chunks of rows give the bits of the whole product.
+//! - [`verify_row_chunks`] checks that matrix products in chunks of rows give the same bits as the
+//!   whole product.
 //! - [`verify_plan_device`] checks that queues keep the order of a plan.
-//! - [`verify_models`] compares the gradients of whole models, and repeated runs.
-//! - [`verify_plans`] checks that no plan changes a bit.
+//! - [`verify_models`] compares the gradients of whole models, and checks that runs are
+//!   deterministic.
+//! - [`verify_plans`] checks that results are bit-identical under every plan.
 
 mod fp8;
 mod models;

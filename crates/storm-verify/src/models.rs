@@ -11,30 +11,30 @@ use storm_train::{Batch, Precision, ReferenceTrainer, TrainError, TrainOptions};
 /// Results for one family at one precision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelReport {
-    /// `qwen3` and the like.
+    /// Model type, such as `qwen3`.
     pub family: &'static str,
-    /// How it was trained.
+    /// Training precision.
     pub precision: Precision,
     /// Largest relative error of a gradient tensor, as ‖difference‖ / ‖gradient‖.
     pub gradient_error: f64,
-    /// The tensor it is in.
+    /// The tensor with the largest error.
     pub worst_tensor: String,
-    /// What is allowed.
+    /// The error allowed.
     pub gradient_tolerance: f64,
-    /// Runs of the same steps gave the same bits.
+    /// Whether repeated runs gave the same bits.
     pub repeatable: bool,
-    /// How many runs of how many steps.
+    /// Number of runs, and steps per run.
     pub runs: (usize, usize),
 }
 
 impl ModelReport {
-    /// Whether gradients are right and runs repeatable.
+    /// Whether gradients are correct and runs are deterministic.
     pub fn passed(&self) -> bool {
         self.gradient_error <= self.gradient_tolerance && self.repeatable
     }
 }
 
-/// Of every step.
+/// Learning rate of every step.
 pub(crate) const LEARNING_RATE: f32 = 1e-3;
 
 const BATCH: usize = 2;
@@ -56,7 +56,8 @@ pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
             config.intermediate_size = 320;
             config.max_positions = SEQUENCE;
             config.initializer_range = 0.08;
-            // Not in any preset: a window shorter than the samples, in all layers and in some.
+            // Not covered by presets: exact GELU, and a window shorter than the samples, in all
+            // layers or in some.
             match config.family {
                 Family::Gpt2 => config.activation = ActivationFunction::Gelu,
                 Family::Mistral => {
@@ -71,7 +72,7 @@ pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
 }
 
 /// Compares gradients of every family with those of the CPU device, and checks that `runs` runs of
-/// `steps` steps give the same bits. `progress` is told what is starting.
+/// `steps` steps give the same bits. `progress` receives the name of each test before it starts.
 ///
 /// # Errors
 /// The device failed.
@@ -130,7 +131,7 @@ fn trainer<D: Device>(
     ReferenceTrainer::on_device(config, options, program, |_| {}, open)
 }
 
-/// Seeded tokens in segments; every seventh target is ignored.
+/// Seeded tokens in segments. Every seventh target is ignored.
 pub(crate) fn batch(config: &ModelConfig, seed: u64) -> Batch {
     let mut random = Random(seed);
     let mut token = || random.below(config.vocab_size) as i32;

@@ -1,4 +1,4 @@
-//! Checks that no plan changes a bit, on any device.
+//! Checks that results are bit-identical under every plan, on any device.
 
 use crate::fp8::multiplies_fp8;
 use crate::models::{LEARNING_RATE, batch, configs, options, run_batches};
@@ -11,19 +11,19 @@ use storm_plan::{
 };
 use storm_train::{Batch, Precision, Snapshot, TrainError, TrainOptions, Trainer, training_task};
 
-/// What was found of one family.
+/// Results for one family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanReport {
-    /// `qwen3` and the like.
+    /// Model type, such as `qwen3`.
     pub family: &'static str,
-    /// How it was trained.
+    /// Training precision.
     pub precision: Precision,
-    /// Plans that were tried.
+    /// Plans tested.
     pub plans: usize,
-    /// Steps of each.
+    /// Steps per plan.
     pub steps: usize,
-    /// Plans whose bits differ from the resident run, or whose snapshot differs from their state: the
-    /// seed of a random plan, or a budget.
+    /// Plans whose bits differ from the resident run, or whose snapshot differs from their state.
+    /// Named by the seed of a random plan, or by the budget.
     pub differing: Vec<String>,
 }
 
@@ -36,16 +36,16 @@ impl PlanReport {
 
 const MICRO_BATCHES: usize = 4;
 
-/// Groups of lanes of a step, and the lanes of each, for one family after another.
+/// Groups per step and lanes per group, in turn for each family.
 const LANES: [(usize, usize); 4] = [(1, 1), (1, 2), (1, 4), (2, 2)];
 
-/// At how many budgets the planner's own choice is tested.
+/// How many budgets the planner's own choice is tested with.
 const BUDGETS: u64 = 3;
 
 /// Trains small models of every family under `plans` random plans and under the planner's choice at
 /// three budgets. Compares losses, norms and final parameters bit for bit with a resident run, and
-/// snapshots of the final state with that state. `device` returns the options of a device that delays
-/// its work at random, from a seed.
+/// snapshots of the final state with that state. `device` returns the options of a device that
+/// delays its work at random, from a seed.
 ///
 /// # Errors
 /// A device failed, or a plan could not be built.
@@ -59,7 +59,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
 ) -> Result<Vec<PlanReport>, TrainError> {
     let mut reports = Vec::new();
     let configs = configs()?;
-    // The rest of the process's memory is not tested here.
+    // The overhead of the process is not tested here.
     let profile = HardwareProfile { overhead_bytes: 0, ..profile.clone() };
     let mut cases: Vec<(&ModelConfig, Precision)> = Vec::new();
     for (number, config) in configs.iter().enumerate() {
@@ -70,7 +70,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         cases.push((config, precision));
     }
     if multiplies_fp8(&open)? {
-        // With and without biases and gated units.
+        // Two families: with biases, and with gated units.
         cases.extend([0, 1].map(|family| (&configs[family], Precision::Fp8)));
     }
     let families = cases.len();
@@ -140,7 +140,7 @@ fn run_planned<P: PlanDevice>(
     Ok(bits)
 }
 
-/// Whether a snapshot right after a step matches the state, twice in the same memory.
+/// Whether a snapshot right after a step matches the state, twice with the same memory.
 fn is_snapshot_exact<P: PlanDevice>(
     trainer: &mut Trainer<P>,
     batches: &[Batch],

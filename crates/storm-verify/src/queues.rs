@@ -1,4 +1,4 @@
-//! Checks the queues of a device: small plans with delays, compared with plain arithmetic.
+//! Checks the queues of a device: small plans with injected delays, compared with plain arithmetic.
 
 use std::collections::BTreeMap;
 use storm_device::{PlanDevice, Span, Trace, bytes_of, bytes_of_mut};
@@ -15,16 +15,16 @@ use storm_testing::{
 pub struct QueueReport {
     /// Groups of micro-batches in a step.
     pub groups: usize,
-    /// Of the delays; none without them.
+    /// Seed of the delays. `None` without delays.
     pub chaos_seed: Option<u64>,
-    /// How many instructions had their recorded times checked; 0 if the device records none.
+    /// Number of instructions whose recorded times were checked. 0 if the device records none.
     pub spans: usize,
-    /// What is wrong.
+    /// The problem found, if any.
     pub problem: Option<String>,
 }
 
 impl QueueReport {
-    /// Whether all results were right to the last bit, and all instructions in order.
+    /// Whether all results were bit-exact and all instructions ran in order.
     pub fn passed(&self) -> bool {
         self.problem.is_none()
     }
@@ -32,14 +32,14 @@ impl QueueReport {
 
 /// Steps of each plan.
 const STEPS: usize = 4;
-/// The step that a flush follows.
+/// The step after which the queues are flushed.
 const FLUSHED: usize = 1;
-/// Clocks of different queues may differ by this much.
+/// Clock skew allowed between queues.
 const CLOCK_NS_MAX: u64 = 2_000;
 
-/// Runs small plans on a device, without delays and with `seeds` seeds of them: a repeated group,
-/// tensors offloaded to the host and fetched back, and an update whose state stays there. `options`
-/// receives the seed and the previous device, which may keep something for the next. Recorded times
+/// Runs small plans on a device, without delays and with `seeds` seeds of them. A plan has a
+/// repeated group, tensors offloaded to the host and fetched back, and an update whose state stays
+/// there. `options` receives the seed and the previous device, which may be reused. Recorded times
 /// are also checked.
 ///
 /// # Errors
@@ -64,8 +64,8 @@ pub fn verify_plan_device<D: PlanDevice>(
     Ok(reports)
 }
 
-/// Runs a small plan on a device that is supposed to fail, and returns its error; none if it did not
-/// fail.
+/// Runs a small plan on a device that is expected to fail, and returns its error. `None` if it did
+/// not fail.
 pub fn failure_of_plan<D: PlanDevice>(options: D::Options) -> Option<ExecError> {
     let mut planned: Planned<D> = match Planned::commit(tiny_plan(2), options) {
         Ok(planned) => planned,
@@ -74,7 +74,7 @@ pub fn failure_of_plan<D: PlanDevice>(options: D::Options) -> Option<ExecError> 
     run(&mut planned).err()
 }
 
-/// Runs several steps and a flush. Returns the number of spans checked, or what is wrong.
+/// Runs several steps and a flush. Returns the number of spans checked, or the problem.
 fn run<D: PlanDevice>(planned: &mut Planned<D>) -> Result<Result<usize, String>, ExecError> {
     let mut plain = Plain::new(numbers(7));
     planned.write("w", &plain.w)?;
@@ -117,8 +117,8 @@ fn difference(results: &StepResults, expected: &StepResults) -> String {
     format!("the norm differs in {} of {ELEMENTS} elements", wrong(&results.norm, &expected.norm))
 }
 
-/// Every instruction of a step ran as often as it was issued, after the one before it in its queue,
-/// and after the runs it waits for, which are the last ones issued before it.
+/// Checks that every instruction of a step ran as often as it was issued, after the previous one in
+/// its queue, and after the runs it waits for, which are the last ones issued before it.
 fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
     let mut runs: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
     for span in &trace.spans {
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    /// A device that only keeps time is detected by its results.
+    /// A device that only simulates time is detected by its results.
     #[test]
     fn a_device_that_computes_nothing_does_not() {
         let seconds = vec![1e-6; tiny_plan(2).instructions.len()];
@@ -261,14 +261,14 @@ mod tests {
             early.spans[index].start_ns = early.spans[index].start_ns.saturating_sub(5_000);
             found += usize::from(check_trace(&plan, &early).is_err());
         }
-        // All but those that start before anything else is done.
+        // All but those that start before anything else has finished.
         assert!(found > trace.spans.len() * 3 / 4, "{found} of {}", trace.spans.len());
         let mut short = trace.clone();
         short.spans.pop();
         assert!(check_trace(&plan, &short).is_err());
     }
 
-    /// On a GPU this is part of `storm verify`; elsewhere opening one is a typed error.
+    /// On a GPU this is part of `storm verify`. Elsewhere, opening one returns a typed error.
     #[test]
     fn without_a_gpu_there_is_a_reason() {
         let options = |chaos_seed, _| CudaPlanOptions { chaos_seed, ..CudaPlanOptions::default() };

@@ -1,4 +1,4 @@
-//! Random graphs, one family per kind of op, with data and places.
+//! Random graphs, one family per kind of op, with data and memory offsets.
 
 mod images;
 
@@ -54,7 +54,7 @@ pub(super) fn families() -> &'static [&'static str] {
     ]
 }
 
-/// A graph, the data of its sources, and the place of each tensor.
+/// A graph, the data of its sources, and the offset of each tensor.
 pub(super) struct Case {
     pub(super) family: &'static str,
     pub(super) dtype: DType,
@@ -72,7 +72,7 @@ pub(super) enum Data {
     Bytes(Vec<u8>),
 }
 
-/// What cases draw.
+/// Random values of cases.
 pub(super) trait Draw {
     /// Roughly normal.
     fn value(&mut self) -> f32;
@@ -241,7 +241,7 @@ impl Builder {
         self.result("z", Op::Linear { x, weight, bias: None, addend: None }).map(drop)
     }
 
-    /// As many rows as text generation has at a time, in widths like those of models.
+    /// As many rows as a decoding step has, in widths like those of models.
     fn few_rows(&mut self) -> Result<(), GraphError> {
         let rows = self.random.pick(&[1, 1, 2, 5, 8, 9, 16, 17, 31, 32]);
         let inputs = self.random.pick(&[8, 24, 32, 256, 264, 1000, 1024, 2056]);
@@ -253,8 +253,8 @@ impl Builder {
         self.result("y", Op::Linear { x, weight, bias, addend }).map(drop)
     }
 
-    /// A projection in 8-bit floats with both gradients, around the ends of tiles. Magnitudes differ from tensor to tensor, and
-    /// some tensors are zero.
+    /// A projection in FP8 with both gradients, with sizes around tile boundaries. Magnitudes
+    /// differ between tensors, and some tensors are zero.
     fn fp8(&mut self) -> Result<(), GraphError> {
         let dtype = std::mem::replace(&mut self.dtype, DType::BF16);
         const EXTENTS: [usize; 8] = [16, 48, 64, 80, 128, 144, 256, 1040];
@@ -280,8 +280,8 @@ impl Builder {
         Ok(())
     }
 
-    /// New tokens after cached ones, around the ends of blocks and parts of the keys, with one to eight queries
-    /// per key.
+    /// New tokens after cached ones, with lengths around the boundaries of key blocks and
+    /// partitions, and one to eight queries per key.
     fn cached_attention(&mut self) -> Result<(), GraphError> {
         let key_value_heads = self.random.pick(&[1, 2]);
         let group = 1 + self.random.below(8);
@@ -291,14 +291,14 @@ impl Builder {
         let tokens = self.random.pick(&[1, 1, 2, 5, 31, 32, 33]);
         let past = self.random.pick(&[0, 1, 31, 62, 63, 64, 65, 127, 128, 200]);
         let end = past + tokens;
-        // In a window longer than 4096, a part has more than one block of keys.
+        // With a window longer than 4096, a partition has more than one block of keys.
         let long = if batch * head_dim <= 128 { 4500 } else { end + 1 };
         let window = self.random.pick(&[end, end + 64, long]);
         let qkv = self.input("qkv", &[batch, tokens, heads.qkv_width()]);
         let shape = [batch, window, heads.key_value_width()];
         let cache = self.graph.source("cache", shape, self.dtype, TensorClass::Cache);
         self.floats(cache);
-        // The second text has its tokens in another order.
+        // The second sequence has its tokens in reverse order.
         let place = move |index: usize| match index / tokens {
             0 => past + index,
             _ => past + tokens - 1 - index % tokens,
@@ -332,7 +332,7 @@ impl Builder {
     }
 
     fn norm(&mut self) -> Result<(), GraphError> {
-        // Not one or two: the gradient of a norm over so few elements is all cancellation.
+        // Not one or two, because there the gradient of a norm is all cancellation.
         let width = self.random.pick(&[7, 33, 64, 100, 384, 1024, 1536, 3584]);
         let shape = self.row_shape(width);
         let x = self.input("x", &shape);
@@ -373,7 +373,7 @@ impl Builder {
             "rotary" => {
                 let positions = self
                     .integers("positions", &[batch, time], |random, _| random.below(5000) as i32);
-                // Whole heads, or a part of each.
+                // All of each head, or part of it.
                 let turned = match self.random.coin() {
                     true => head_dim,
                     false => 2 * (head_dim / 3).max(1),
@@ -419,7 +419,7 @@ impl Builder {
             label_smoothing: self.random.pick(&[0.0, 0.0, 0.1]),
             accuracy: Accuracy::Skip,
         };
-        // Once for its gradient, which overwrites it, and once as it is.
+        // Once with its gradient, which overwrites it, and once forward only.
         self.result("loss", op.clone())?;
         self.apply("forward only", op).map(drop)
     }
@@ -436,7 +436,7 @@ impl Builder {
         self.blocks()
     }
 
-    /// A matrix in 8 or 4 bits and back, with whole groups and without.
+    /// Quantizes a matrix to 8 or 4 bits and back, with and without partial groups.
     fn quantized(&mut self) -> Result<(), GraphError> {
         let columns = self.random.pick(&[1, 8, 127, 128, 200, 256, 515]);
         let rows = 1 + self.random.below(9);
@@ -506,7 +506,8 @@ impl Builder {
         PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 19, (1 << 20) + 3])
     }
 
-    /// Values of a moment: floats, or groups of random codes with a scale each, some of them zero.
+    /// Values of a moment: floats, or groups of random codes with a scale each, some of which are
+    /// zero.
     fn moment(&mut self, id: TensorId) -> TensorId {
         let tensor = self.graph.tensor(id);
         if tensor.dtype != DType::U8 {
@@ -523,7 +524,7 @@ impl Builder {
         id
     }
 
-    /// Gradients of two parameters, their norm, the clip scale, and the update of one.
+    /// The gradient norm over several parameters, the clip scale, and the update of one parameter.
     fn optimizer(&mut self) -> Result<(), GraphError> {
         let shape = [self.random.extent(), self.random.extent()];
         let gradient_dtype = self.random.pick(&[DType::F32, self.dtype]);
@@ -589,7 +590,7 @@ impl Builder {
         self.apply("update", op).map(drop)
     }
 
-    /// A gradient fused with recomputation, which plans use in place of the two ops.
+    /// A gradient fused with recomputation, which plans use instead of two ops.
     fn swiglu_and_output(&mut self) -> Result<(), GraphError> {
         let (rows, width) = (self.random.extent(), self.random.extent());
         let source = |case: &mut Self, name: &str, width: usize| {
@@ -608,7 +609,8 @@ impl Builder {
         .map(drop)
     }
 
-    /// A unit whose operand waits in 8 bits, and its gradient. Some groups are of very small or very large values.
+    /// A gated unit whose operand is stored in 8 bits, and its gradient. Some groups have very
+    /// small or very large values.
     fn swiglu_coded(&mut self) -> Result<(), GraphError> {
         let (rows, width) = (self.random.extent(), self.random.extent());
         let class = TensorClass::Activation;
@@ -800,7 +802,7 @@ impl Case {
         Ok(())
     }
 
-    /// Fills a tensor with NaN, so that elements that are not written are detected.
+    /// Fills a tensor with NaN to detect elements that are never written.
     pub(super) fn poison(&self, device: &mut impl Device, id: TensorId) -> Result<(), DeviceError> {
         let bytes = vec![0xffu8; self.graph.tensor(id).size_bytes()];
         device.write(self.offset(id), &bytes)
@@ -816,7 +818,7 @@ impl Case {
         self.restore(to, ids, &bytes)
     }
 
-    /// Whether other nodes read a tensor: it is no scratch.
+    /// Whether a tensor outlives its node, that is, is not scratch.
     pub(super) fn lasts(&self, id: TensorId) -> bool {
         self.graph.tensor(id).class != TensorClass::Scratch
     }

@@ -7,14 +7,14 @@ use storm_graph::random::Random;
 use storm_graph::{DType, Graph, Op, TensorId, Training};
 use storm_plan::ALIGNMENT;
 
-/// What was found of one product.
+/// Results for one product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChunkReport {
     /// `Linear` or `LinearInputGrad`.
     pub op: &'static str,
     /// Rows, outputs and inputs of the projection.
     pub shape: (usize, usize, usize),
-    /// Rows of a chunk for which a bit differs.
+    /// Chunk sizes, in rows, for which any bit differs.
     pub differs_at: Vec<usize>,
 }
 
@@ -22,11 +22,11 @@ pub struct ChunkReport {
 const ROWS: usize = 4096;
 const CHUNKS: [usize; 5] = [64, 256, 768, 1024, 2048];
 
-/// The same for text that is read in pieces or token by token.
+/// The same for prefill in pieces and token-by-token decoding.
 const FEW_ROWS: usize = 32;
 const FEW_CHUNKS: [usize; 4] = [1, 2, 8, 16];
 
-/// Runs projections with models' shapes, whole and in chunks of rows, in bf16.
+/// Runs projections with shapes of real models, whole and in chunks of rows, in bf16.
 ///
 /// # Errors
 /// The device failed.
@@ -47,11 +47,11 @@ pub fn verify_row_chunks<D: Device>(
     Ok(reports)
 }
 
-/// `x · weightᵀ`, or its gradient by `x`.
+/// `x · weightᵀ`, or its gradient with respect to `x`.
 struct Product {
     op: &'static str,
     rows: usize,
-    /// Widths of the rows that are read, and of those that are written.
+    /// Widths of the input and output rows.
     widths: (usize, usize),
     weight_shape: [usize; 2],
 }
@@ -62,7 +62,7 @@ impl Product {
         Product { op, rows, widths, weight_shape: [outputs, inputs] }
     }
 
-    /// Compares the whole with chunks of each size.
+    /// Compares the whole product with chunks of each size.
     fn compare<D: Device>(
         &self,
         open: impl Fn(usize) -> Result<D, DeviceError>,
@@ -81,7 +81,7 @@ impl Product {
         Ok(ChunkReport { op: self.op, shape: (self.rows, outputs, inputs), differs_at })
     }
 
-    /// Offsets of what is read, the weight, and what is written.
+    /// Offsets of the input, the weight, and the output.
     fn offsets(&self) -> [usize; 3] {
         let bytes = |elements: usize| (elements * 2).next_multiple_of(ALIGNMENT);
         let weight = bytes(self.rows * self.widths.0);
@@ -103,7 +103,7 @@ impl Product {
         device.write(weight, &values)
     }
 
-    /// All rows, `chunk` at a time.
+    /// Computes all rows, `chunk` at a time.
     fn run(&self, device: &mut impl Device, chunk: usize) -> Result<Vec<u16>, ExecError> {
         let [read, weight_at, written] = self.offsets();
         let mut start = 0;

@@ -1,4 +1,4 @@
-//! How far two results may differ.
+//! Tolerances for the difference of two results.
 
 use super::cases::Case;
 use half::bf16;
@@ -12,16 +12,17 @@ pub(super) struct Difference {
     pub(super) share: f64,
 }
 
-/// One rounding of bf16, with room for a second.
+/// One rounding to bf16, with room for a second.
 const BF16_TOLERANCE: f64 = 1.6e-2;
-/// Updates must match to the bit: a wrong random bit changes only the last place. So must pictures and codes.
+/// Updates must match bit for bit, because a wrong random bit changes only the last place. So must
+/// images and codes.
 const EXACT: f64 = 1e-12;
-/// A few roundings of f32 per term.
+/// A few f32 roundings per term.
 const F32_TOLERANCE: f64 = 1.3e-6;
-/// Hopper's tensor cores keep about 14 bits of a sum of products of 8-bit floats until it is added to others in f32.
+/// Hopper's tensor cores keep about 14 bits of a sum of FP8 products before it is added in f32.
 const FP8_SUM_TOLERANCE: f64 = 2e-3;
 
-/// Compares every output of a node but its scratch.
+/// Compares every output of a node except scratch.
 pub(super) fn compare<D: Device>(
     case: &Case,
     node: &Node,
@@ -37,7 +38,7 @@ pub(super) fn compare<D: Device>(
         let want = read(cpu, case.offset(output), tensor)?;
         let got = read(other, case.offset(output), tensor)?;
         let tolerance = tolerance(case, node, output);
-        // Relative to the value, or to the tensor's typical value if the value is small.
+        // Relative to the value, or to the RMS of the tensor if the value is small.
         let typical = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
         let share = want.iter().zip(&got).fold(0.0f64, |worst, (want, got)| {
             let share = if want.to_bits() == got.to_bits() || want == got {
@@ -52,7 +53,7 @@ pub(super) fn compare<D: Device>(
     Ok(differences)
 }
 
-/// The tolerance for rounding: by the storage of the result and of the operands, and for f32 by the
+/// The rounding tolerance, given by the storage types of result and operands, and for f32 by the
 /// number of terms in a sum.
 fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
     let exact = matches!(
@@ -67,7 +68,7 @@ fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
         .operands()
         .iter()
         .any(|(_, operand)| case.graph.tensor(*operand).dtype == DType::BF16);
-    // On tensor cores, probabilities and their gradients are rounded to bf16 on the way, twice in a row.
+    // On tensor cores, probabilities and their gradients are rounded to bf16 twice in a row.
     if operands_are_bf16 && matches!(node.op, Op::AttentionGrad { .. }) {
         return 2.5 * BF16_TOLERANCE;
     }

@@ -1,4 +1,4 @@
-//! Cases of what networks of pictures are made of.
+//! Cases for the ops of vision networks.
 
 use super::cases::{Builder, Data};
 use storm_graph::random::{PHASE_WORDS, PhaseWords};
@@ -11,7 +11,8 @@ impl Builder {
         self.integers("phase", &[PHASE_WORDS], |_, i| words[i])
     }
 
-    /// Rows of more blocks than one, widths that fill no tile. Of very few rows a gradient is what is left of terms that cancel.
+    /// Row counts that take more than one block, and widths that fill no tile. Not very few rows,
+    /// because there the gradient is mostly cancellation.
     fn channels(&mut self) -> Vec<usize> {
         match self.random.below(8) {
             0 => vec![40_003, 3],
@@ -81,8 +82,9 @@ impl Builder {
         self.result("y", op).map(drop)
     }
 
-    /// Small whole numbers, whose sums are exact: logits are often equal, and both devices see the same. Several rows: what
-    /// a probability near one leaves of a single row is rounding.
+    /// Small integers, whose sums are exact, so logits often tie and both devices see the same
+    /// ties. Several rows, because with a single one a probability near one leaves only rounding
+    /// error.
     pub(super) fn accuracy(&mut self) -> Result<(), GraphError> {
         let classes = self.random.pick(&[2, 10, 100, 1003]);
         let (rows, width) = (self.random.pick(&[7, 20, 100]), self.random.pick(&[8, 33]));
@@ -106,7 +108,7 @@ impl Builder {
             label_smoothing: self.random.pick(&[0.0, 0.2]),
             accuracy: Accuracy::Compute,
         };
-        // Once for its gradient, which overwrites it, and once as it is.
+        // Once with its gradient, which overwrites it, and once forward only.
         self.result("loss", op.clone())?;
         self.apply("forward only", op).map(drop)
     }

@@ -1,8 +1,8 @@
 //! Checks a device against the CPU device, op by op.
 //!
-//! Each case is a small graph with its backward pass over random shapes and data. Both devices run it
-//! node by node. Before every node the other device receives the CPU's operands, so an error appears
-//! only where it originates.
+//! Each case is a small graph with its backward pass over random shapes and data. Both devices run
+//! it node by node. Before every node the other device receives the CPU's operands, so errors do
+//! not propagate and appear only where they originate.
 
 mod cases;
 mod chunks;
@@ -25,30 +25,29 @@ use storm_plan::ALIGNMENT;
 pub struct OpReport {
     /// The op.
     pub op: &'static str,
-    /// Storage of its floats.
+    /// Storage type of its floats.
     pub dtype: DType,
-    /// Nodes that were compared.
+    /// Nodes compared.
     pub nodes: usize,
-    /// The largest error, as a fraction of the tolerance; 1 or less passes.
+    /// The largest error, as a fraction of the tolerance. At most 1 passes.
     pub worst: f64,
-    /// Where the largest error is: family, seed, tensor.
+    /// Location of the largest error: family, seed, tensor.
     pub place: String,
-    /// A second run of some node gave different bits.
+    /// Set if a second run of some node gave different bits.
     pub unstable: Option<String>,
 }
 
 impl OpReport {
-    /// Whether the op is right and repeatable.
+    /// Whether the op is correct and deterministic.
     pub fn passed(&self) -> bool {
         self.worst <= 1.0 && self.unstable.is_none()
     }
 }
 
-/// Runs every family of cases with `seeds` seeds at f32 and bf16, each on a device that `open`
-/// creates.
+/// Runs every family of cases with `seeds` seeds in f32 and bf16, on devices that `open` creates.
 ///
 /// # Errors
-/// The device failed: no kernel, an error inside one, or no memory.
+/// The device failed: a kernel is missing or failed, or memory ran out.
 pub fn verify_ops<D: Device>(
     seeds: u64,
     open: impl Fn(usize) -> Result<D, DeviceError>,
@@ -89,7 +88,7 @@ impl<D: Device> Pair<D> {
     ) -> Result<(), ExecError> {
         case.write_sources(&mut self.cpu)?;
         for node in case.graph.nodes() {
-            // Both start from the same memory, outputs poisoned.
+            // Both start from the same memory, with poisoned outputs.
             for &output in &node.outputs {
                 if !case.is_in_place(node, output) {
                     case.poison(&mut self.cpu, output)?;
@@ -109,13 +108,13 @@ impl<D: Device> Pair<D> {
             self.cpu.run(&instruction)?;
             let prepared = self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer);
             let instruction = match prepared {
-                // Older cards do not multiply 8-bit floats, and say so when a run asks for it.
+                // Older GPUs do not support FP8, and report it when a run asks for it.
                 Err(DeviceError::Unsupported { .. }) if node.op.family() == Family::Fp8 => continue,
                 prepared => prepared?,
             };
             self.other.run(&instruction)?;
             self.other.synchronize()?;
-            // What threads leave in scratch memory may depend on their order.
+            // Scratch contents may depend on the order of threads.
             let lasting: Vec<TensorId> =
                 node.outputs.iter().copied().filter(|&id| case.lasts(id)).collect();
             let first = case.snapshot(&self.other, &lasting)?;
@@ -152,7 +151,7 @@ impl<D: Device> Pair<D> {
 mod tests {
     use super::*;
 
-    /// The CPU against itself: no error at all, every op covered.
+    /// The CPU against itself: no errors, and every op is covered.
     #[test]
     fn the_cpu_agrees_with_itself() {
         let reports = verify_ops(8, CpuDevice::new).expect("it runs");

@@ -1,10 +1,11 @@
-//! Convolutions and pools.
+//! Convolutions and pooling.
 
 use super::Builder;
 use storm_graph::{GraphError, Op, Planes, Shape, Window};
 
 impl Builder {
-    /// A window that fits, with or without padding, and a plane that it need not divide.
+    /// A random window that fits its plane, with or without padding. It need not divide the plane
+    /// evenly.
     fn window(&mut self) -> ([usize; 2], Window) {
         loop {
             let mut pick =
@@ -18,7 +19,8 @@ impl Builder {
         }
     }
 
-    /// Windows of networks and others, over channels that fill packs and that do not.
+    /// Windows used by common networks and random ones, over channel counts that fill vector packs
+    /// and that do not.
     pub(super) fn convolution(&mut self) -> Result<(), GraphError> {
         let images = self.random.pick(&[1, 3, 8, 17]);
         let plane = self.random.pick(&[5, 8, 13]);
@@ -35,7 +37,7 @@ impl Builder {
         ] {
             self.convolve(name, [images, plane[0], plane[1], channels], window)?;
         }
-        // Columns of several chunks, in f32 and in bf16.
+        // Columns that take several chunks, in f32 and in bf16.
         if self.random.below(4) == 0 {
             self.convolve("chunks", [9, 64, 64, 32], Window::square(3, 1, 1))?;
         }
@@ -59,7 +61,8 @@ impl Builder {
         self.result(name, Op::Conv2d { x, weight, bias, window }).map(drop)
     }
 
-    /// A sum of `x` and a convolution of it: the gradient of `x` is added to in the convolution's.
+    /// A sum of `x` and its convolution, so the convolution's backward pass accumulates into the
+    /// gradient of `x`.
     fn residual(&mut self, images: usize, plane: usize) -> Result<(), GraphError> {
         let channels = self.random.pick(&[3, 8]);
         let x = self.input("x", &[images, plane, plane, channels]);
