@@ -254,10 +254,18 @@ fn fastest(
 
 /// Most pinned memory for staging state between disk and device, and most slots: from the fastest variant to one for
 /// little host memory. Frozen weights get an eighth of it, because they are read at a steady rate.
-const STAGING: [(usize, usize); 4] =
-    [(8 << 30, usize::MAX), (1 << 30, usize::MAX), (1 << 30, 8), (1 << 30, 2)];
+const STAGING: [(usize, usize); 6] = [
+    (8 << 30, usize::MAX),
+    (4 << 30, usize::MAX),
+    (2 << 30, usize::MAX),
+    (STAGING_SMALL, usize::MAX),
+    (STAGING_SMALL, 8),
+    (STAGING_SMALL, 2),
+];
 
-/// Number of disk variants to search.
+/// Two variants are searched: the first that fits, and the first with no more than this, which leaves more host memory
+/// for activations.
+const STAGING_SMALL: usize = 1 << 30;
 const DISK_CHOICES: usize = 2;
 
 /// How much to keep on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
@@ -289,6 +297,9 @@ fn disk_choices(
     }
     let mut choices: Vec<DiskChoice> = Vec::new();
     for (bytes, slots) in STAGING {
+        if !choices.is_empty() && bytes > STAGING_SMALL {
+            continue;
+        }
         let choice = |share: usize, frozen_share: usize| {
             let slot = lowering.disk_slot_bytes(share.div_ceil(DiskChoice::SHARES)).max(1);
             let frozen_slot = lowering.frozen_slot_bytes().max(1);

@@ -162,6 +162,21 @@ fn a_disk_on_paper() {
     }
 }
 
+/// A little more host memory becomes slots for state on disk, and steps wait less for the disk.
+#[test]
+fn host_memory_that_is_left_hides_the_disk() {
+    let seconds = |ram: &str| {
+        let line = format!(
+            "plan --model qwen2.5-7b --hardware h200 --seq 1024 --batch 32 --accumulate 10 --vram 16GB --ram {ram} \
+             --update in-backward --disk-space 50GB --on-disk moments --json"
+        );
+        let plan: Value = serde_json::from_str(&words(&line).succeeded()).expect("an object");
+        plan["step_seconds"].as_f64().expect("a number")
+    };
+    let (little, more) = (seconds("74.8GiB"), seconds("76GiB"));
+    assert!(more < 0.97 * little, "{more} s and {little} s");
+}
+
 #[test]
 fn what_is_forced_is_done_or_refused() {
     let object = json("--batch 2 --vram 8GiB --activations offload --update end-of-step");
