@@ -223,7 +223,7 @@ pub(crate) fn assume(args: DiskArgs<'_>, profile: &HardwareProfile) -> Option<Di
 
 impl DiskTier {
     /// The message for a plan that does not use its disk.
-    pub(crate) const UNUSED: &str = "host memory holds everything, so nothing is on disk";
+    pub(crate) const UNUSED: &str = "nothing is on disk: device and host memory hold everything";
 
     /// An assumed disk with the rates of the profile, else typical ones.
     pub(crate) fn assumed(space_bytes: u64, profile: &HardwareProfile) -> DiskTier {
