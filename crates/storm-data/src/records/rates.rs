@@ -179,7 +179,8 @@ fn timed(
         let others: Vec<_> = (1..memory.workers).map_while(spawn).collect();
         let mut result = one(0);
         for thread in others {
-            result = result.and(thread.join().unwrap_or(Ok(())));
+            let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result = result.and(other);
         }
         result
     })?;

@@ -46,7 +46,7 @@ impl Image {
         match self.channels {
             1 => Image {
                 channels: 3,
-                pixels: self.pixels.iter().flat_map(|&grey| [grey; 3]).collect(),
+                pixels: self.pixels.iter().flat_map(|&gray| [gray; 3]).collect(),
                 ..self
             },
             _ => self,
@@ -54,8 +54,8 @@ impl Image {
     }
 
     pub(super) fn words(&self) -> String {
-        let colours = if self.channels == 1 { "grey" } else { "colour" };
-        format!("{} × {} in {colours}", self.width, self.height)
+        let colors = if self.channels == 1 { "gray" } else { "color" };
+        format!("{} × {} in {colors}", self.width, self.height)
     }
 }
 
@@ -86,7 +86,7 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
         png::ColorType::GrayscaleAlpha => (1, without_alpha(&pixels, 2)),
         png::ColorType::Rgb => (3, pixels),
         png::ColorType::Rgba => (3, without_alpha(&pixels, 4)),
-        png::ColorType::Indexed => return Err("the PNG has a palette without colours".to_owned()),
+        png::ColorType::Indexed => return Err("the PNG has a palette without colors".to_owned()),
     };
     whole(Image { height, width, channels, pixels })
 }
@@ -108,11 +108,11 @@ fn jpeg(bytes: &[u8]) -> Result<Image, String> {
     let info = decoder.info().ok_or("the JPEG has no header")?;
     let (height, width) = (usize::from(info.height), usize::from(info.width));
     check_size(width, height)?;
-    let (channels, colours) = match decoder.input_colorspace() {
+    let (channels, colors) = match decoder.input_colorspace() {
         Some(ColorSpace::Luma) => (1, ColorSpace::Luma),
         _ => (3, ColorSpace::RGB),
     };
-    decoder.set_options(options.jpeg_set_out_colorspace(colours));
+    decoder.set_options(options.jpeg_set_out_colorspace(colors));
     let pixels = decoder.decode().map_err(words)?;
     whole(Image { height, width, channels, pixels })
 }

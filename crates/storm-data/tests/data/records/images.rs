@@ -220,7 +220,7 @@ fn folders_of_images_are_classes() {
     scene.write("in/cats/d.png", &png(8, 8, png::ColorType::Rgba, &[9; 256]));
     scene.write("in/.hidden/e.txt", b"hidden");
     // The first image is grey, in the order of names: a colour one does not fit.
-    assert!(scene.refusal().contains("8 × 8 in colour"), "{}", scene.refusal());
+    assert!(scene.refusal().contains("8 × 8 in color"), "{}", scene.refusal());
     scene.write("in/cats/b.png", &png(8, 8, png::ColorType::Rgb, &[1; 192]));
     let summary = scene.pack().unwrap();
     assert_eq!(summary.manifest.class_names, ["cats", "dogs"]);

@@ -125,7 +125,7 @@ fn write_timeline(out: &mut impl Write) -> io::Result<()> {
          <noscript><p>The timeline needs JavaScript; the tables do not.</p></noscript>\n\
          <p class=\"hint\">Wheel or + and − to zoom, drag or arrow keys to move, 0 for the whole \
          step; point at a key or tap it to see its kind alone. Where several spans share a pixel, \
-         the height of a colour is its share of that time.</p>",
+         the height of a color is its share of that time.</p>",
         key("memory", "in use"),
         key("besides", "besides the plan"),
     )
