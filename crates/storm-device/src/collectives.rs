@@ -196,16 +196,19 @@ mod tests {
             plan.values.push(Value { name, size_bytes: PIECE, class });
             let operand = Operand { value: ValueId(number as u32), offset: PIECE * number };
             let is_own = owner == place.rank;
-            let received = if is_own { vec![] } else { vec![(owner, operand.clone())] };
+            let received = if is_own { vec![] } else { vec![(owner, operand)] };
             pieces.push(Moved { owner, sent: is_own.then_some(operand), received });
         }
         (plan, Collective { kind: CollectiveKind::Gather, pieces, moves: TensorKind::Weights })
     }
 
+    /// Of each piece, whose contents a rank has.
+    type Pieces = Vec<Option<u32>>;
+
     /// Runs the rounds of all ranks. Returns what each has of every piece, and how often each pair of ranks sent a piece.
-    fn run(places: &[RankPlace], owners: &[u32]) -> (Vec<Vec<Option<u32>>>, Vec<(u32, u32)>) {
+    fn run(places: &[RankPlace], owners: &[u32]) -> (Vec<Pieces>, Vec<(u32, u32)>) {
         let has = |rank: u32, owner: u32| (rank == owner).then_some(owner);
-        let mut pieces: Vec<Vec<Option<u32>>> = (0..places.len() as u32)
+        let mut pieces: Vec<Pieces> = (0..places.len() as u32)
             .map(|rank| owners.iter().map(|&owner| has(rank, owner)).collect())
             .collect();
         let rounds: Vec<Vec<Messages>> = places
