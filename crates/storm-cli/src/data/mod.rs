@@ -9,7 +9,7 @@ mod pack;
 mod progress;
 mod records;
 
-pub(crate) use pack::pack_showing;
+pub(crate) use pack::{CodecArg, pack_showing};
 pub(crate) use progress::{ByteProgress, Show};
 pub(crate) use records::pack_records_showing;
 

@@ -115,7 +115,7 @@ fn parse_size(text: &str) -> Result<[usize; 2], String> {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum CodecArg {
+pub(crate) enum CodecArg {
     /// No compression.
     None,
     /// Smaller.

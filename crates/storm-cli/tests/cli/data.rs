@@ -442,11 +442,19 @@ fn training_from_disk_is_compared_with_training_from_memory() {
                 --hardware reference --json --data";
     let line = line.split_whitespace().map(OsString::from);
     let more = [at.into(), "--data-at".into(), folder.path(".").into()];
-    let done = storm(line.clone().chain(more));
-    let sheet: serde_json::Value = serde_json::from_str(&done.stdout).expect(&done.stderr);
-    let checks = sheet["checks"].as_array().unwrap();
+    let sheet = |flags: &[&str]| -> (serde_json::Value, Option<i32>) {
+        let flags = flags.iter().map(OsString::from);
+        let done = storm(line.clone().chain(more.clone()).chain(flags));
+        (serde_json::from_str(&done.stdout).expect(&done.stderr), done.code)
+    };
     let name = |check: &serde_json::Value, key: &str| check[key].as_str().unwrap().to_owned();
     let names = |check| ["model", "codec", "order"].map(|key| name(check, key));
+    let (one, _) = sheet(&["--data-codecs", "lz4", "--data-models", "small-cnn"]);
+    let found: Vec<_> = one["checks"].as_array().unwrap().iter().map(names).collect();
+    assert_eq!(found, [["small-cnn", "lz4", "window"], ["small-cnn", "lz4", "global"]]);
+
+    let (sheet, code) = sheet(&[]);
+    let checks = sheet["checks"].as_array().unwrap();
     let mut expected = Vec::new();
     for model in ["small-cnn", "tiny-gpt2"] {
         for codec in ["none", "zstd"] {
@@ -481,7 +489,7 @@ fn training_from_disk_is_compared_with_training_from_memory() {
         }
     }
     let failed = checks.iter().filter(|check| check["verdict"] == "fail").count();
-    assert_eq!((&sheet["failed"], done.code == Some(0)), (&failed.into(), failed == 0));
+    assert_eq!((&sheet["failed"], code == Some(0)), (&failed.into(), failed == 0));
     let left: Vec<_> = fs::read_dir(folder.path(".")).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");
     storm(line.map(|word| if word == "8MB" { "1MB".into() } else { word }))

@@ -12,6 +12,7 @@ mod stock;
 
 use super::sheet::Sheet;
 use crate::bench::Benched;
+use crate::data::CodecArg;
 use crate::disk_tier::DiskArgs;
 use crate::model::grouped;
 use crate::train::{Asked, CpuUse, DeviceArg, DeviceKind, Machine, Style, Trains};
@@ -63,6 +64,9 @@ pub(super) struct DataArgs {
     /// on the CPU.
     #[arg(long, value_delimiter = ',', value_name = "MODEL", requires = "data")]
     data_models: Vec<String>,
+    /// Codecs of the datasets.
+    #[arg(long, value_delimiter = ',', value_name = "CODEC", default_values = ["none", "zstd"], requires = "data")]
+    data_codecs: Vec<CodecArg>,
     /// Pictures per batch.
     #[arg(long, default_value_t = 512, value_parser = size::positive, requires = "data")]
     data_batch: usize,
@@ -141,7 +145,7 @@ pub(super) fn check(
     let of_images = |(_, model): &&(String, AnyModel)| model.image().is_some();
     let (images, text): (Vec<_>, Vec<_>) = models.iter().partition(of_images);
     for (models, is_text) in [(images, false), (text, true)] {
-        for codec in [Codec::None, Codec::Zstd] {
+        for codec in args.data_codecs.iter().map(|&codec| Codec::from(codec)) {
             if models.is_empty() {
                 continue;
             }
