@@ -169,6 +169,30 @@ struct Work {
     master: Vec<u8>,
 }
 
+/// The time of a step that prepares predictions, apart from predictions and judgements themselves.
+struct Preparing {
+    since: Instant,
+    /// `None` if nothing was prepared.
+    seconds: Option<f64>,
+}
+
+impl Preparing {
+    fn new() -> Preparing {
+        Preparing { since: Instant::now(), seconds: None }
+    }
+
+    /// Adds the time since the last count or restart.
+    fn count(&mut self) {
+        *self.seconds.get_or_insert(0.0) += self.since.elapsed().as_secs_f64();
+        self.restart();
+    }
+
+    /// Leaves out the time until now.
+    fn restart(&mut self) {
+        self.since = Instant::now();
+    }
+}
+
 impl Predictor {
     /// Allocates the copies. Both sets of held-out batches are used for nothing else. They are
     /// unused if every jump is accepted.
@@ -259,8 +283,7 @@ impl Predictor {
         made: &Made<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Option<BackTo>, RunError> {
-        let begun = Instant::now();
-        let mut prepared = false;
+        let mut preparing = Preparing::new();
         if let Some(rssm) = &mut self.rssm {
             let all = (made.step + made.steps_left) as f32;
             let updates = self.updates.as_ref().map(UpdateWatch::shown).unwrap_or_default();
@@ -275,28 +298,30 @@ impl Predictor {
             if self.updates.is_some() {
                 observer.event(&Event::UpdatesSeen { step: made.step, updates })?;
             }
-            prepared = true;
+            preparing.count();
         }
         if let (Some((what, window)), Phase::Full) =
             (self.options.direction.averaged(), self.phases.phase())
         {
             self.average(trainer, what, window)?;
-            prepared = true;
+            preparing.count();
         }
         let mut back_to = None;
+        // Predictions and judgements report their own time.
         match self.phases.after_step(made.steps_left) {
             Due::Nothing => {}
             Due::FirstFull => {
                 self.start = self.measured(trainer)?;
-                prepared |= self.start.is_some();
+                preparing.count();
             }
             Due::Predict => self.predict(trainer, made, observer)?,
             Due::Judge => {
+                let begun = Instant::now();
                 let loss = self.measured(trainer)?.map_or(f64::NAN, |point| point.loss());
                 back_to = self.judge(trainer, loss, made.step, begun, observer)?;
             }
         }
-        let begun = if prepared { begun } else { Instant::now() };
+        preparing.restart();
         if self.is_window_due() {
             self.copies.reference.take(trainer)?;
             self.has_reference = true;
@@ -304,14 +329,13 @@ impl Predictor {
             if self.options.direction.averaged().is_some() {
                 self.copies.clear_state();
             }
-            prepared = true;
+            preparing.count();
         }
         if let Some(number) = self.copy_due() {
             self.copies.copy_weights(trainer, number)?;
-            prepared = true;
+            preparing.count();
         }
-        if prepared {
-            let seconds = begun.elapsed().as_secs_f64();
+        if let Some(seconds) = preparing.seconds {
             observer.event(&Event::PredictionPrepared { step: made.step, seconds })?;
         }
         Ok(back_to)

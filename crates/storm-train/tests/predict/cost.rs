@@ -1,7 +1,9 @@
-//! What the controller that learns costs beside steps of a real size: printed, with `STORM_LONG_TESTS=1`.
+//! Times that a run reports: they do not overlap. What the controller that learns costs beside steps of a real size is
+//! printed, with `STORM_LONG_TESTS=1`.
 
 use crate::support::{Case, CpuRun, F32, end, predict, run_options, train_options};
 use serde_json::{Value, json};
+use std::time::Instant;
 use storm_device::cpu::CpuPlanOptions;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, plan};
@@ -101,6 +103,58 @@ fn run(folder: &std::path::Path, predict: Option<PredictOptions>) -> CpuRun {
         run.predict(predict, batches).expect("predictions");
     }
     run
+}
+
+/// Adds up all times that a run reports, and how long the run took until the last of them.
+#[derive(Default)]
+struct Sum {
+    begun: Option<Instant>,
+    reported: f64,
+    taken: f64,
+    predictions: usize,
+}
+
+impl Sum {
+    fn add(&mut self, seconds: f64) {
+        self.reported += seconds;
+        self.taken = self.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+    }
+}
+
+impl Observer for Sum {
+    fn step(&mut self, step: &StepEvent, _: &mut dyn Observed) -> Result<(), RunError> {
+        self.add(step.seconds);
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        match *event {
+            Event::Started { .. } => self.begun = Some(Instant::now()),
+            Event::PredictionPrepared { seconds, .. } => self.add(seconds),
+            Event::Predicted { prediction, .. } => {
+                self.add(prediction.seconds);
+                self.predictions += 1;
+            }
+            Event::PredictionJudged { judgement, .. } => self.add(judgement.seconds),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// No time is counted twice, whatever is prepared in the step of a prediction.
+#[test]
+fn times_of_a_run_do_not_overlap() {
+    let rssm = Controller::Rssm { tau: 1.0 };
+    let learned = PredictOptions { controller: rssm, ..predict(Direction::LastUpdate) };
+    for options in [learned, predict(Direction::Average { window: 3 })] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut run = run(folder.path(), Some(options));
+        let mut sum = Sum::default();
+        run.train(&Stop::new(), &mut sum).expect("a run");
+        assert!(sum.predictions > 3, "{} predictions", sum.predictions);
+        assert!(sum.reported <= sum.taken, "{} s in {} s", sum.reported, sum.taken);
+    }
 }
 
 #[test]
