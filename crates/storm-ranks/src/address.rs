@@ -1,11 +1,11 @@
-//! Where the first rank listens for the others.
+//! The address on which rank 0 listens.
 
 use crate::hello::{Token, connect, host_name, new_token};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
-/// Where the first rank listens. It tells the others by a rendezvous.
+/// The address on which rank 0 listens. The other ranks learn it through a rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     host: String,
@@ -14,12 +14,12 @@ pub struct Address {
 }
 
 impl Address {
-    /// As a message.
+    /// Encodes the address as a message.
     pub fn to_bytes(&self) -> Vec<u8> {
         [self.token.as_slice(), &self.port.to_le_bytes(), self.host.as_bytes()].concat()
     }
 
-    /// Back from a message; none if it is no address.
+    /// Decodes a message. `None` if it is not a valid address.
     pub fn from_bytes(bytes: &[u8]) -> Option<Address> {
         let (token, rest) = bytes.split_first_chunk()?;
         let (port, host) = rest.split_first_chunk()?;
@@ -31,7 +31,7 @@ impl Address {
         Some(Address { host, port: u16::from_le_bytes(*port), token: *token })
     }
 
-    /// Listens at a port that the system assigns. The listener does not block.
+    /// Listens on a port assigned by the system. The listener is nonblocking.
     pub(crate) fn listen() -> io::Result<(TcpListener, Address)> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         listener.set_nonblocking(true)?;
@@ -39,7 +39,7 @@ impl Address {
         Ok((listener, Address { host: host_name(), port, token: new_token()? }))
     }
 
-    /// Connects to the first rank as another one.
+    /// Connects rank `rank` to rank 0.
     pub(crate) fn connect(&self, rank: u32, deadline: Instant) -> io::Result<TcpStream> {
         connect(&self.hosts(), self.port, &self.token, rank, deadline)
     }
@@ -50,12 +50,12 @@ impl Address {
         self.port
     }
 
-    /// What its connections begin with.
+    /// The token that each connection must start with.
     pub(crate) fn token(&self) -> &Token {
         &self.token
     }
 
-    /// Names of the first rank's machine, in the order to try them.
+    /// Host names of rank 0's machine, in the order to try them.
     fn hosts(&self) -> Vec<String> {
         match self.host == host_name() {
             true => vec![Ipv4Addr::LOCALHOST.to_string(), self.host.clone()],

@@ -1,27 +1,27 @@
-//! Collectives between ranks, whatever carries them.
+//! Collectives between ranks, independent of the transport.
 
 use crate::error::RankError;
 use std::ops::Range;
 
-/// Which rank of how many.
+/// A rank and the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its number, below `ranks`.
+    /// The rank, less than `ranks`.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
 }
 
-/// Moves bytes between ranks. Every rank calls the same collectives in the same order. Nothing is ever added up on the
-/// way: what arrives is what was sent, so results do not depend on the engine.
+/// Moves bytes between ranks. Every rank calls the same collectives in the same order. No engine
+/// reduces data in transit: bytes arrive as sent, so results do not depend on the engine.
 ///
-/// An engine that has failed stays failed, because the progress of the other ranks is unknown.
+/// A failed engine stays failed, because the progress of the other ranks is unknown.
 pub trait Engine: Send {
-    /// Which rank this is.
+    /// This rank and the number of ranks.
     fn place(&self) -> Place;
 
-    /// Sends `send[sends[i]]` to rank `i` and puts what rank `i` sent here into `receive[receives[i]]`. The ranges that
-    /// are received are disjoint; those that are sent may overlap.
+    /// Sends `send[sends[i]]` to rank `i` and stores the bytes from rank `i` in
+    /// `receive[receives[i]]`. Receive ranges must be disjoint. Send ranges may overlap.
     fn exchange(
         &mut self,
         send: &[u8],
@@ -30,7 +30,7 @@ pub trait Engine: Send {
         receives: &[Range<usize>],
     ) -> Result<(), RankError>;
 
-    /// Puts the `piece` of rank `i` into `all[ranges[i]]`, on every rank.
+    /// Stores the `piece` of rank `i` in `all[ranges[i]]`, on every rank.
     fn gather(
         &mut self,
         piece: &[u8],
@@ -38,16 +38,16 @@ pub trait Engine: Send {
         ranges: &[Range<usize>],
     ) -> Result<(), RankError>;
 
-    /// Puts the bytes of rank `from` in place of those of all others.
+    /// Overwrites `bytes` on every rank with the bytes of rank `from`.
     fn broadcast(&mut self, from: u32, bytes: &mut [u8]) -> Result<(), RankError>;
 
-    /// Puts the largest of all ranks in place of each number. With 0 and 1, that is whether any rank says yes.
+    /// Replaces each number with its maximum over all ranks. For 0 and 1, this is a logical OR.
     fn agree(&mut self, numbers: &mut [i64]) -> Result<(), RankError>;
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called this.
     fn barrier(&mut self) -> Result<(), RankError>;
 
-    /// Ends the run of all ranks. An engine between processes does not return.
+    /// Ends the run on all ranks. An engine that connects processes does not return.
     fn abort(&mut self, reason: &str);
 }
 

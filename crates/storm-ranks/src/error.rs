@@ -1,4 +1,4 @@
-//! What goes wrong in a collective.
+//! Errors of collectives.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use thiserror::Error;
 /// A kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Every rank sends a part to every other.
+    /// Every rank sends a different part to every other rank.
     Exchange,
-    /// Every rank sends its part to all.
+    /// Every rank sends its part to all others.
     Gather,
     /// One rank sends to all.
     Broadcast,
-    /// All take the largest of numbers.
+    /// Elementwise maximum of numbers over all ranks.
     Agree,
-    /// All wait for all.
+    /// All ranks wait for each other.
     Barrier,
 }
 
@@ -34,50 +34,50 @@ impl fmt::Display for Collective {
 /// Why a collective failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RankError {
-    /// A list has not one entry per rank.
+    /// A list does not have one range per rank.
     #[error("{given} ranges for {ranks} ranks")]
     Ranges {
-        /// Entries.
+        /// Number of ranges.
         given: usize,
-        /// Ranks.
+        /// Number of ranks.
         ranks: u32,
     },
     /// A range is not inside its buffer.
     #[error("bytes {}..{} of rank {rank} are outside a buffer of {length} bytes", .range.start, .range.end)]
     Outside {
-        /// Whose range.
+        /// The rank of the range.
         rank: u32,
         /// The range.
         range: Range<usize>,
-        /// Bytes of the buffer.
+        /// Buffer size in bytes.
         length: usize,
     },
-    /// Two ranges of a buffer that is written overlap.
+    /// Two receive ranges overlap.
     #[error("the bytes received from ranks {first} and {second} overlap")]
     Overlap {
-        /// A rank.
+        /// The first rank.
         first: u32,
-        /// The other one.
+        /// The second rank.
         second: u32,
     },
     /// There is no such rank.
     #[error("there is no rank {rank}, only {ranks} ranks")]
     NoSuchRank {
-        /// The number.
+        /// The rank.
         rank: u32,
-        /// Ranks.
+        /// Number of ranks.
         ranks: u32,
     },
-    /// A rank sent another number of bytes than was expected.
+    /// A rank sent an unexpected number of bytes.
     #[error("{collective}: rank {from} sent {sent} bytes where {expected} were expected")]
     Length {
-        /// What was under way.
+        /// The collective.
         collective: Collective,
-        /// Who sent.
+        /// The sender.
         from: u32,
-        /// Bytes that came.
+        /// Bytes received.
         sent: usize,
-        /// Bytes that were expected.
+        /// Bytes expected.
         expected: usize,
     },
     /// Ranks do not call the same collectives in the same order.
@@ -85,23 +85,23 @@ pub enum RankError {
         "rank {other} is at another collective than this rank's {collective}: the ranks do not run the same plan"
     )]
     OutOfStep {
-        /// What this rank is at.
+        /// The collective of this rank.
         collective: Collective,
-        /// The rank that is elsewhere.
+        /// The rank that is at a different collective.
         other: u32,
     },
     /// A rank ended the run.
     #[error("rank {rank} ended the run: {reason}")]
     Aborted {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A rank is gone.
     #[error("rank {rank} is gone")]
     Gone {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
 }

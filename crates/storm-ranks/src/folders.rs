@@ -1,18 +1,18 @@
-//! Where libraries may be, besides the places that the system's loader knows.
+//! Library directories to search in addition to the dynamic loader's.
 
 use crate::launch::Variables;
 use std::path::{Path, PathBuf};
 
-/// How far up launchers are looked for: between one and its ranks are a daemon and perhaps a script.
+/// How many ancestors to check: a daemon and perhaps a script run between a launcher and its ranks.
 const ANCESTORS_MAX: usize = 4;
 
-/// The folder that a variable names. Only an absolute path counts: another one would depend on the working directory,
-/// where any user may have put a library.
+/// The directory named by a variable. A relative path is ignored: it would depend on the working
+/// directory, where any user may have put a library.
 pub(crate) fn named(variables: &Variables, variable: &str) -> Option<PathBuf> {
     variables.get(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// The `lib` folders beside the folders of `PATH` that contain a program.
+/// The `lib` directories next to the `PATH` directories that contain a program.
 pub(crate) fn beside_program(variables: &Variables, program: &str) -> Vec<PathBuf> {
     let Some(path) = variables.get("PATH") else { return Vec::new() };
     let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute());
@@ -20,22 +20,22 @@ pub(crate) fn beside_program(variables: &Variables, program: &str) -> Vec<PathBu
     found.filter_map(|folder| Some(folder.parent()?.join("lib"))).collect()
 }
 
-/// The `lib` folders beside the programs that started this process: its parent, that one's parent, and so on. A launcher
-/// is among them, even if it was called by its path.
+/// The `lib` directories next to the executables of this process's ancestors. These include the
+/// launcher, even if it was started by its path.
 pub(crate) fn beside_ancestors() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut process = Some("self".to_owned());
     for _ in 0..ANCESTORS_MAX {
         process = process.and_then(|process| parent(&process));
         let Some(process) = &process else { break };
-        // A process of another user is not readable.
+        // The link of another user's process is not readable.
         let Ok(program) = std::fs::read_link(format!("/proc/{process}/exe")) else { continue };
         folders.extend(program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib")));
     }
     folders
 }
 
-/// The parent of a process, by its number.
+/// The parent's process ID.
 fn parent(process: &str) -> Option<String> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
@@ -47,7 +47,7 @@ pub(crate) fn python_environments(variables: &Variables) -> Vec<PathBuf> {
     ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| named(variables, name)).collect()
 }
 
-/// The packages folders of a Python environment, one for each version of Python.
+/// The `site-packages` directories of a Python environment, one per Python version.
 pub(crate) fn site_packages(environment: &Path) -> Vec<PathBuf> {
     let Ok(pythons) = std::fs::read_dir(environment.join("lib")) else { return Vec::new() };
     let mut folders: Vec<PathBuf> =
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(named(&variables, "A"), None);
         assert_eq!(named(&variables, "B"), None);
         assert_eq!(named(&variables, "C"), Some("/opt/mpi".into()));
-        // Tests run in this crate's folder, which contains `src/lib.rs`.
+        // Tests run in this crate's directory, which contains `src/lib.rs`.
         assert_eq!(beside_program(&variables, "lib.rs"), Vec::<PathBuf>::new());
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
         let variables = [("PATH".to_owned(), source.to_owned())].into();

@@ -1,25 +1,26 @@
-//! The first words on a connection between two ranks: who is there, and whether it belongs to this run.
+//! The handshake on a connection between two ranks: the peer's rank, and a token that proves it
+//! belongs to this run.
 //!
-//! Anyone on the network may connect, so nothing is believed: every field has a fixed size, a read has a deadline, and a
-//! connection that does not know the run's token is closed.
+//! Anyone on the network can connect, so no input is trusted: every field has a fixed size, every
+//! read has a timeout, and a connection without the run's token is closed.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Bytes that only ranks of one run know.
+/// A secret shared by the ranks of one run.
 pub(crate) type Token = [u8; 16];
 
-/// Begins every connection; the last byte is the version.
+/// Starts every handshake. The last byte is the version.
 const MAGIC: [u8; 8] = *b"STORMRK\x01";
 
-/// How long a connection may take to say who it is.
+/// Timeout for reads and writes of the handshake.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// How long to wait before connecting again.
+/// Delay between connection attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Says hello as a rank and waits until the other side has accepted it.
+/// Sends the handshake and waits until the other side has accepted it.
 fn say(mut stream: &TcpStream, token: &Token, rank: u32) -> io::Result<()> {
     let mut hello = Vec::with_capacity(28);
     hello.extend_from_slice(&MAGIC);
@@ -36,7 +37,7 @@ fn say(mut stream: &TcpStream, token: &Token, rank: u32) -> io::Result<()> {
     }
 }
 
-/// Reads a hello and accepts it; the rank that said it. Every other connection is an error.
+/// Reads and accepts a handshake. Returns the peer's rank. Any other connection is an error.
 pub(crate) fn hear(mut stream: &TcpStream, token: &Token, ranks: u32) -> io::Result<u32> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_TIME))?;
@@ -51,8 +52,8 @@ pub(crate) fn hear(mut stream: &TcpStream, token: &Token, ranks: u32) -> io::Res
     Ok(rank)
 }
 
-/// Connects to the first rank, again and again until the deadline: it may start later than this one. `hosts` are names
-/// or addresses of its machine, tried in order.
+/// Connects to rank 0, retrying until the deadline because rank 0 may start later. `hosts` are
+/// names or addresses of its machine, tried in order.
 pub(crate) fn connect(
     hosts: &[String],
     port: u16,
@@ -99,14 +100,14 @@ fn connect_once(
     Err(last)
 }
 
-/// Random bytes for a run.
+/// Generates a random token for a run.
 pub(crate) fn new_token() -> io::Result<Token> {
     let mut token = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
     Ok(token)
 }
 
-/// The name of this machine.
+/// The host name of this machine.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,7 +1,8 @@
 //! Ranks that are threads of one process: the reference for every other engine.
 //!
-//! A collective has two phases. Each rank puts a copy of what it sends on a board that all share; when every part is
-//! there, each takes what is for it. The next collective starts when all have taken theirs.
+//! A collective has two phases. Each rank posts a copy of the data it sends on a shared board. Once
+//! all parts are posted, each rank takes the data addressed to it. The next collective starts after
+//! all ranks have done so.
 
 use crate::engine::{Engine, Place, check_exchange, check_gather, check_rank};
 use crate::error::{Collective, RankError};
@@ -20,23 +21,23 @@ struct Board {
 }
 
 struct State {
-    /// What each rank sends, once it is there.
+    /// The part that each rank has posted.
     parts: Vec<Option<Part>>,
-    /// Ranks that have taken what is for them.
+    /// Number of ranks that have taken their data.
     taken: usize,
-    /// Ranks that are no longer there.
+    /// Whether each rank has ended.
     ended: Vec<bool>,
-    /// Set by the first rank that fails; ends all.
+    /// The first failure. It fails all ranks.
     failure: Option<RankError>,
 }
 
 impl State {
-    /// A rank whose part is not there yet.
+    /// A rank that has not posted its part yet.
     fn missing(&self) -> Option<u32> {
         (0..).zip(&self.parts).find(|(_, part)| part.is_none()).map(|(rank, _)| rank)
     }
 
-    /// A rank whose part will never be there.
+    /// A rank that ended without posting its part.
     fn gone(&self) -> Option<u32> {
         let mut ranks = (0..).zip(self.parts.iter().zip(&self.ended));
         ranks.find(|(_, (part, ended))| part.is_none() && **ended).map(|(rank, _)| rank)
@@ -46,11 +47,11 @@ impl State {
 #[derive(Clone)]
 struct Part {
     collective: Collective,
-    /// For each rank, what it is sent.
+    /// The bytes for each rank.
     bytes: Vec<Arc<[u8]>>,
 }
 
-/// Ranks that are connected to each other, one for each thread.
+/// Connects `ranks` ranks, one per thread.
 pub fn connect(ranks: u32) -> Vec<InProcess> {
     let (parts, ended) = (vec![None; ranks as usize], vec![false; ranks as usize]);
     let state = State { parts, taken: 0, ended, failure: None };
@@ -61,14 +62,15 @@ pub fn connect(ranks: u32) -> Vec<InProcess> {
 }
 
 impl InProcess {
-    /// Runs one collective: sends `bytes[i]` to rank `i`, and returns what each rank sent here.
+    /// Runs one collective: sends `bytes[i]` to rank `i` and returns the bytes received from each
+    /// rank.
     fn run(
         &mut self,
         collective: Collective,
         bytes: Vec<Arc<[u8]>>,
     ) -> Result<Vec<Arc<[u8]>>, RankError> {
         let own = self.place.rank as usize;
-        // The last collective has ended when this rank's part is off the board.
+        // The previous collective is over once this rank's part has been removed from the board.
         let mut state = self.wait(|state| state.parts[own].is_none())?;
         state.parts[own] = Some(Part { collective, bytes });
         self.board.changed.notify_all();
@@ -94,7 +96,7 @@ impl InProcess {
         Ok(received)
     }
 
-    /// Waits until the board is as wanted, or a rank has failed.
+    /// Waits until `is_ready` holds or a rank has failed.
     fn wait(&self, is_ready: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, RankError> {
         let state = self.board.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |state: &mut State| state.failure.is_none() && !is_ready(state);
@@ -112,7 +114,7 @@ impl InProcess {
         error
     }
 
-    /// Copies what a rank sent to where it belongs.
+    /// Copies the bytes received from a rank to their destination.
     fn put(
         &self,
         collective: Collective,
@@ -201,7 +203,7 @@ impl Engine for InProcess {
     }
 }
 
-/// Others that wait for a thread that has ended get an error.
+/// Ranks that wait for a rank that was dropped get an error.
 impl Drop for InProcess {
     fn drop(&mut self) {
         let mut state = self.board.state.lock().unwrap_or_else(PoisonError::into_inner);

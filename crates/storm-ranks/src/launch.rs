@@ -1,28 +1,28 @@
-//! What started this process, and which rank of how many it is: a pure function of environment variables.
+//! Detects the launcher, the rank and the number of ranks from environment variables alone.
 //!
-//! Every launcher has variables of its own, and launchers are nested: `srun` starts a `torchrun` per machine, and
-//! `mpirun` starts its daemons by `srun`. The innermost one counts. Variables that are set in part, or that
-//! contradict each other, are refused: a process that takes itself for the only one would train alone, beside the
-//! others, and write to the same files.
+//! Every launcher has its own variables, and launchers can be nested: `srun` starts a `torchrun`
+//! per machine, and `mpirun` starts its daemons with `srun`. The innermost launcher counts.
+//! Incomplete or contradictory variables are an error: a process that assumed to be the only one
+//! would train alone, next to the others, and write to the same files.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use thiserror::Error;
 
-/// More ranks than any machine starts; a larger number is a mistake.
+/// Upper limit on the number of ranks. A larger number is a mistake.
 const RANKS_MAX: u32 = 1 << 20;
 
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// What started this process.
+/// The launcher of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// A shell, or anything else that starts single processes.
+    /// A shell, or anything else that starts a single process.
     Alone,
     /// `mpirun` of Open MPI.
     OpenMpi,
-    /// `mpirun` of MPICH, Intel MPI and others with the Hydra launcher.
+    /// `mpirun` of MPICH, Intel MPI and others that use the Hydra launcher.
     Mpich,
     /// PyTorch's `torchrun`.
     Torchrun,
@@ -42,22 +42,22 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Which rank this process is.
+/// The rank of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// What started it.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Its number, below `ranks`.
+    /// The rank, less than `ranks`.
     pub rank: u32,
-    /// How many ranks there are, on all machines.
+    /// Number of ranks, on all machines.
     pub ranks: u32,
-    /// Its number among the ranks of its machine, below `local_ranks`.
+    /// The rank within its machine, less than `local_ranks`.
     pub local_rank: u32,
-    /// How many ranks share its machine.
+    /// Number of ranks on its machine.
     pub local_ranks: u32,
 }
 
-/// Why variables do not say which rank this process is.
+/// Why the rank of this process cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LaunchError {
     /// Some of a launcher's variables are missing.
@@ -66,45 +66,45 @@ pub enum LaunchError {
          or unset {present} to train with one rank"
     )]
     Missing {
-        /// Whose variables.
+        /// The launcher.
         launcher: Launcher,
-        /// The one that is missing.
+        /// The missing variable.
         missing: &'static str,
         /// One that is set.
         present: &'static str,
     },
-    /// A variable is not a number, or not one in range.
+    /// A variable is not a number, or is out of range.
     #[error("{variable} is `{value}`, not a number {expected}")]
     BadNumber {
-        /// Its name.
+        /// The variable's name.
         variable: &'static str,
         /// Its value, shortened.
         value: String,
-        /// What it should be.
+        /// The expected value.
         expected: String,
     },
-    /// Two variables differ that say the same thing.
+    /// Two variables with the same meaning differ.
     #[error(
         "{first} is {first_value}, but {second} is {second_value}: two launchers started this process. Unset the \
          variables of the one that should not count"
     )]
     Contradiction {
-        /// A variable.
+        /// The first variable.
         first: &'static str,
         /// Its value.
         first_value: u32,
-        /// The other one.
+        /// The second variable.
         second: &'static str,
         /// Its value.
         second_value: u32,
     },
-    /// The variables of two launchers of MPI are set.
+    /// The variables of two MPI launchers are set.
     #[error(
         "the variables of two launchers are set, those of Open MPI ({0}) and those of MPICH ({1}). Start STORM by \
          one of them, outside the other"
     )]
     TwoLaunchers(&'static str, &'static str),
-    /// A number of ranks without a launcher.
+    /// A world size is set, but no launcher is.
     #[error(
         "WORLD_SIZE says that there are {world_size} ranks, but no launcher that STORM knows started this process, \
          so each would train alone. Use torchrun, mpirun or srun, or unset WORLD_SIZE to train with one rank"
@@ -113,23 +113,23 @@ pub enum LaunchError {
         /// The number of ranks.
         world_size: u32,
     },
-    /// The engine sees other ranks than the launcher started.
+    /// The engine and the launcher disagree about the ranks.
     #[error(
         "{launcher} started this process as rank {rank} of {ranks}, but {engine} sees it as rank {seen_rank} of \
          {seen_ranks}. Launcher and library must belong together: {advice}"
     )]
     NotConnected {
-        /// What started it.
+        /// The launcher.
         launcher: Launcher,
-        /// The rank that it said.
+        /// The rank according to the launcher.
         rank: u32,
-        /// The number of ranks that it said.
+        /// The number of ranks according to the launcher.
         ranks: u32,
         /// Name and version of the library.
         engine: String,
-        /// The rank that the library says.
+        /// The rank according to the library.
         seen_rank: u32,
-        /// The number of ranks that the library says.
+        /// The number of ranks according to the library.
         seen_ranks: u32,
         /// What to do.
         advice: &'static str,
@@ -169,10 +169,10 @@ const TORCHRUN: Names = Names {
     local_ranks: "LOCAL_WORLD_SIZE",
 };
 
-/// Set by `torchrun`, and by nothing else.
+/// Set only by `torchrun`.
 const TORCHRUN_MARK: &str = "TORCHELASTIC_RUN_ID";
 
-/// Set for the processes of `srun`. A batch script has a rank too, but no step.
+/// Set for processes started by `srun`. A batch script has a rank too, but no step.
 const SLURM_MARK: &str = "SLURM_STEP_ID";
 const SLURM_RANK: &str = "SLURM_PROCID";
 const SLURM_RANKS: &str = "SLURM_STEP_NUM_TASKS";
@@ -181,16 +181,17 @@ const SLURM_NODE: &str = "SLURM_NODEID";
 const SLURM_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 
 impl Launch {
-    /// One rank, started by nothing.
+    /// A single rank, without a launcher.
     pub const ALONE: Launch =
         Launch { launcher: Launcher::Alone, rank: 0, ranks: 1, local_rank: 0, local_ranks: 1 };
 
-    /// Which rank this process is, by its environment. Variables that are not UTF-8 belong to no launcher.
+    /// Detects the rank of this process from its environment. Variables that are not UTF-8 are
+    /// ignored.
     pub fn of_this_process() -> Result<Launch, LaunchError> {
         Self::detect(&process_variables())
     }
 
-    /// Which rank a process with these variables is.
+    /// Detects the rank of a process with these variables.
     pub fn detect(variables: &Variables) -> Result<Launch, LaunchError> {
         let source = Source(variables);
         if source.has(TORCHRUN_MARK) {
@@ -210,7 +211,7 @@ impl Launch {
             (false, false) if has_step => source.slurm_launch()?,
             (false, false) => return source.alone(),
         };
-        // Scripts set PyTorch's variables from those of mpirun and srun.
+        // Scripts often derive PyTorch's variables from those of mpirun or srun.
         source.agrees(TORCHRUN.rank, launch.rank, &launch)?;
         source.agrees(TORCHRUN.ranks, launch.ranks, &launch)?;
         Ok(launch)
@@ -239,7 +240,7 @@ impl Launch {
     }
 }
 
-/// The environment of this process.
+/// The environment variables of this process.
 pub fn process_variables() -> Variables {
     let pairs = std::env::vars_os();
     pairs
@@ -278,7 +279,7 @@ impl Source<'_> {
         number.ok_or(LaunchError::Missing { launcher, missing: variable, present })
     }
 
-    /// A number of ranks, which is not zero.
+    /// A number of ranks, which must not be zero.
     fn count(
         &self,
         launcher: Launcher,
@@ -330,7 +331,7 @@ impl Source<'_> {
         Ok(launch)
     }
 
-    /// A variable that another launcher or a script sets says the same, if it is set at all.
+    /// Checks that a variable of another launcher or a script has the same value, if it is set.
     fn agrees(
         &self,
         variable: &'static str,
@@ -358,7 +359,7 @@ impl Source<'_> {
         })
     }
 
-    /// No launcher. A world size of more than one was then set by something that STORM does not know.
+    /// The result without a launcher. A world size above 1 means that an unknown launcher set it.
     fn alone(&self) -> Result<Launch, LaunchError> {
         match self.number(TORCHRUN.ranks, RANKS_MAX)? {
             Some(world_size) if world_size > 1 => Err(LaunchError::NoLauncher { world_size }),
@@ -367,7 +368,7 @@ impl Source<'_> {
     }
 }
 
-/// The tasks of a node in Slurm's notation: `4(x2),3` stands for 4, 4 and 3.
+/// The number of tasks of a node in Slurm's notation: `4(x2),3` means 4, 4 and 3.
 fn tasks_of_node(text: &str, node: u32) -> Option<u32> {
     let mut first = 0u32;
     for part in text.split(',') {
@@ -419,22 +420,23 @@ mod tests {
 
     #[test]
     fn the_innermost_launcher_counts() {
-        // A batch script is one process, whatever the job has.
+        // A batch script is a single process, whatever the size of its job.
         assert_eq!(detect("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=7"), Ok(Launch::ALONE));
-        // mpirun starts its daemons by srun, and srun starts a torchrun on each machine.
+        // mpirun starts its daemons with srun, and srun starts a torchrun on each machine.
         assert_eq!(detect(&format!("{SRUN} {OMPI}")), launch(Launcher::OpenMpi, [5, 8, 1, 4]));
         assert_eq!(detect(&format!("{SRUN} {HYDRA}")), launch(Launcher::Mpich, [2, 4, 0, 2]));
         assert_eq!(detect(&format!("{SRUN} {TORCH}")), launch(Launcher::Torchrun, [3, 4, 1, 2]));
         assert_eq!(detect(&format!("{OMPI} {TORCH}")), launch(Launcher::Torchrun, [3, 4, 1, 2]));
-        // srun with a PMI server of its own.
+        // srun with its own PMI server.
         let pmi = format!("{SRUN} PMI_RANK=9 PMI_SIZE=11");
         assert_eq!(detect(&pmi), launch(Launcher::Slurm, [9, 11, 1, 3]));
-        // A script that prepares PyTorch's variables.
+        // A script that sets PyTorch's variables.
         let script = format!("{OMPI} RANK=5 WORLD_SIZE=8");
         assert_eq!(detect(&script), launch(Launcher::OpenMpi, [5, 8, 1, 4]));
     }
 
-    /// Without any one of its variables, a launcher is refused, and the message names that variable.
+    /// If any of its variables is missing, a launcher is rejected, and the message names the
+    /// variable.
     #[test]
     fn half_of_the_variables_are_refused() {
         for (all, marks) in [
@@ -456,7 +458,7 @@ mod tests {
                 assert!(error.to_string().contains(name));
             }
         }
-        // Without its mark, torchrun's world size belongs to no launcher.
+        // Without the marker variable, torchrun's world size belongs to no known launcher.
         assert_eq!(
             detect(&TORCH.replace("TORCHELASTIC_RUN_ID=none", "")),
             Err(LaunchError::NoLauncher { world_size: 4 })

@@ -1,12 +1,12 @@
 //! Processes that train together.
 //!
-//! [`Launch`] says what started this process and which rank of how many it is. An [`Engine`] moves bytes between
-//! ranks: [`Mpi`] between processes that `mpirun` started, [`Sockets`] between others, and [`in_process`] between threads, as
-//! the reference for tests.
-//! [`nccl`] does it between GPUs, in the order of a stream. [`rendezvous`] brings a small message from the first rank
-//! to all others before any engine runs, and [`Watch`] notices when a rank is gone.
+//! [`Launch`] detects the launcher, this process's rank and the number of ranks. An [`Engine`]
+//! moves bytes between ranks: [`Mpi`] between processes started by `mpirun`, [`Sockets`] between
+//! other processes, and [`in_process`] between threads, as the reference for tests. [`nccl`] moves
+//! bytes between GPUs in stream order. [`rendezvous`] sends a small message from rank 0 to all
+//! other ranks before any engine runs, and [`Watch`] detects lost ranks.
 //!
-//! No library is needed to build this crate. MPI and NCCL are loaded when they are first used.
+//! Building this crate needs no MPI or NCCL. Both are loaded on first use.
 
 mod address;
 mod engine;

@@ -1,45 +1,48 @@
-//! Measures the link between ranks: how long the two collectives of a plan take, at a few sizes.
+//! Measures the link between ranks: the time of the two collectives of a plan, at a few sizes.
 //!
-//! Every rank sends as much as it receives. A collective takes as long as on its slowest rank. What is measured is fitted to a
-//! latency and a bandwidth. If ranks are on several machines, those of one machine are measured by themselves first, so that
-//! the network between machines has a bandwidth of its own.
+//! Every rank sends as many bytes as it receives. A collective's time is that of its slowest rank.
+//! The times are fitted to a latency and a bandwidth. If the ranks run on several machines, the
+//! ranks within each machine are also measured separately. The network between machines then gets
+//! its own bandwidth.
 
 use crate::engine::{Engine, Place};
 use crate::error::{Collective, RankError};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes that a rank sends to all others together, and how often. Between GPUs the last size is needed as well: the
-/// others take little more than the latency.
+/// Bytes that a rank sends to all others together, and the number of repetitions. GPUs also need
+/// the last size: smaller ones take little more than the latency.
 const SIZES: [(usize, usize); 5] =
     [(4 << 10, 15), (256 << 10, 9), (4 << 20, 5), (32 << 20, 3), (256 << 20, 3)];
 const SIZES_OF_HOSTS: usize = 4;
 
-/// Bytes of the name of a machine.
+/// Bytes of a machine name.
 const NAME_BYTES: usize = 64;
 
-/// What ranks send each other.
+/// The measured link between ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkMeasurement {
-    /// Between how many ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Collectives of all ranks.
+    /// Collectives among all ranks.
     pub points: Vec<LinkPoint>,
-    /// Of each collective.
+    /// Latency of one collective.
     pub latency_seconds: f64,
-    /// Bytes per second that a rank sends, and as many that it receives, while all do.
+    /// Bytes per second that each rank sends, and also receives, while all ranks do so.
     pub bandwidth: f64,
-    /// The network between machines. None if one has all ranks, if each has one, or if they have different numbers of them: then
-    /// the bandwidth of a rank is that of all, however they are connected.
+    /// The network between machines. `None` if all ranks share one machine, if each machine has one
+    /// rank, or if machines have different numbers of ranks. `bandwidth` then covers all traffic of
+    /// a rank.
     pub machines: Option<MachineMeasurement>,
 }
 
-/// What machines send each other.
+/// The measured link between machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MachineMeasurement {
-    /// How many ranks each has.
+    /// Ranks per machine.
     pub ranks: u32,
-    /// Bytes per second that a machine sends, and as many that it receives. It may be more where ranks themselves are the limit.
+    /// Bytes per second that a machine sends, and also receives. A lower bound if the ranks
+    /// themselves are the bottleneck.
     pub bandwidth: f64,
 }
 
@@ -48,16 +51,17 @@ pub struct MachineMeasurement {
 pub struct LinkPoint {
     /// [`Collective::Exchange`] or [`Collective::Gather`].
     pub collective: Collective,
-    /// That each rank sends, and receives.
+    /// Bytes that each rank sends, and also receives.
     pub bytes: usize,
-    /// The median of several, each as long as on its slowest rank.
+    /// Median over several repetitions of the slowest rank's time.
     pub seconds: f64,
 }
 
-/// Makes collectives and says how long each took. Of one block of memory it sends a range to each rank, and what each sends goes
-/// into a range of another block. All ranks call it at the same time. The engine is there for whoever needs it.
+/// Runs collectives and times each one. It sends one range of a buffer to each rank, and stores the
+/// bytes from each rank in a range of another buffer. All ranks call it at the same time.
+/// Implementations may use the engine.
 pub trait Carrier<E> {
-    /// Ranges of what is sent, and of what is received, one for each rank.
+    /// Runs one collective. `sends` and `receives` have one range per rank.
     fn carry(
         &mut self,
         engine: &mut dyn Engine,
@@ -66,16 +70,16 @@ pub trait Carrier<E> {
     ) -> Result<Duration, E>;
 }
 
-/// Collectives of an engine, as the CPU device makes them.
+/// Runs collectives through an engine, as the CPU device does.
 pub struct HostCarrier<'a> {
-    /// How much time has passed since any moment.
+    /// Time elapsed since an arbitrary start.
     clock: &'a mut dyn FnMut() -> Duration,
-    /// Sent and received.
+    /// Send and receive buffers.
     buffers: [Vec<u8>; 2],
 }
 
 impl<'a> HostCarrier<'a> {
-    /// Timed by a clock, which says how much time has passed since any moment.
+    /// Uses a clock that returns the time elapsed since an arbitrary start.
     pub fn new(clock: &'a mut dyn FnMut() -> Duration) -> HostCarrier<'a> {
         HostCarrier { clock, buffers: [Vec::new(), Vec::new()] }
     }
@@ -98,7 +102,7 @@ impl Carrier<RankError> for HostCarrier<'_> {
     }
 }
 
-/// The machine of each rank, as a number: ranks with equal numbers share one, by the name that it has in the network.
+/// The machine of each rank, as a number. Ranks with equal numbers have the same host name.
 ///
 /// # Errors
 /// A rank is gone.
@@ -114,20 +118,20 @@ pub fn machines_of_ranks(engine: &mut dyn Engine) -> Result<Vec<u32>, RankError>
     Ok(numbered(&all.chunks(NAME_BYTES).collect::<Vec<_>>()))
 }
 
-/// Each name as the position of the first that is equal.
+/// Replaces each name with the index of its first occurrence.
 fn numbered(names: &[&[u8]]) -> Vec<u32> {
     let first = |name: &&[u8]| names.iter().position(|known| known == name).unwrap_or(0) as u32;
     names.iter().map(first).collect()
 }
 
-/// Measures the link of the CPU device. All ranks call it, with the same machines; all get the same figures. `clock` says how
-/// much time has passed since any moment.
+/// Measures the link of the CPU device. All ranks call it with the same `machines`, and all get the
+/// same result. `clock` returns the time elapsed since an arbitrary start.
 ///
 /// # Errors
 /// A rank is gone.
 ///
 /// # Panics
-/// If there is one rank, or the machines of another number of ranks are given.
+/// If there is only one rank, or `machines` does not have one entry per rank.
 pub fn measure_link(
     engine: &mut dyn Engine,
     machines: &[u32],
@@ -136,10 +140,10 @@ pub fn measure_link(
     measure_sizes(engine, machines, &mut HostCarrier::new(clock), &SIZES[..SIZES_OF_HOSTS])
 }
 
-/// Measures the link between GPUs, as [`measure_link`] does; the carrier makes the collectives.
+/// Measures the link between GPUs, like [`measure_link`]. The carrier runs the collectives.
 ///
 /// # Errors
-/// A rank is gone, or from the carrier.
+/// A rank is gone, or the carrier failed.
 ///
 /// # Panics
 /// As [`measure_link`].
@@ -178,14 +182,14 @@ fn measure_sizes<E: From<RankError>>(
     Ok(LinkMeasurement { ranks, points, latency_seconds, bandwidth, machines })
 }
 
-/// How many ranks each machine has; none if they differ.
+/// Ranks per machine. `None` if machines differ.
 fn ranks_of_each(machines: &[u32]) -> Option<u32> {
     let count = |machine: &u32| machines.iter().filter(|&other| other == machine).count();
     let first = count(machines.first()?);
     machines.iter().all(|machine| count(machine) == first).then_some(first as u32)
 }
 
-/// Bytes of the largest size, and the mean seconds of its collectives.
+/// The largest size in bytes, and the mean time of its collectives in seconds.
 fn largest(points: &[LinkPoint]) -> (f64, f64) {
     let bytes = points.iter().map(|point| point.bytes).max().unwrap_or(0);
     (bytes as f64, mean_seconds(points, bytes))
@@ -197,12 +201,12 @@ fn mean_seconds(points: &[LinkPoint], bytes: usize) -> f64 {
     of_size.iter().sum::<f64>() / of_size.len().max(1) as f64
 }
 
-/// Latency and bandwidth, through the smallest and the largest size.
+/// Latency and bandwidth, fitted to the smallest and the largest size.
 fn fitted(points: &[LinkPoint]) -> (f64, f64) {
     let least = points.iter().map(|point| point.bytes).min().unwrap_or(0);
     let (most, slow) = largest(points);
     let quick = mean_seconds(points, least);
-    // A clock that did not move measures nothing: better far too fast than infinite.
+    // If the clock did not advance, use a very high bandwidth rather than an infinite one.
     let bandwidth = match slow > quick {
         true => (most - least as f64) / (slow - quick),
         false => most / slow.max(1e-9),
@@ -217,7 +221,7 @@ struct Link<'a, E> {
 }
 
 impl<E: From<RankError>> Link<'_, E> {
-    /// Both collectives at all sizes, between this rank and those that take part with it.
+    /// Both collectives at all sizes, among the ranks that take part.
     fn points(&mut self, takes_part: &[bool]) -> Result<Vec<LinkPoint>, E> {
         let mut points = Vec::new();
         for &(bytes, times) in self.sizes {
@@ -250,12 +254,12 @@ impl<E: From<RankError>> Link<'_, E> {
             })
             .collect();
         let sends: Vec<Range<usize>> = match collective {
-            // The same to everyone.
+            // Every rank gets the same bytes.
             Collective::Gather => receives.iter().map(|range| 0..range.len()).collect(),
             _ => receives.clone(),
         };
         let mut nanoseconds = Vec::new();
-        // The first is not counted: memory is touched for the first time, and connections are made.
+        // Discard the first repetition: it touches memory for the first time and opens connections.
         for _ in 0..=times {
             self.engine.barrier()?;
             let taken = self.carrier.carry(self.engine, &sends, &receives)?;
@@ -279,13 +283,15 @@ mod tests {
 
     const SMALLER: [(usize, usize); 3] = [(4 << 10, 3), (64 << 10, 2), (1 << 20, 3)];
 
-    /// A link whose time passes by what is sent. Ranks are spread over machines.
+    /// A link with a simulated clock that advances with the bytes sent. Ranks are spread over
+    /// machines.
     struct Timed<'a> {
         inner: InProcess,
         machines: &'a [u32],
         model: Model,
         nanoseconds: &'a AtomicU64,
-        /// The first of each size takes longer, which must not count.
+        /// Sizes seen so far. The first use of each size takes longer, which must not affect the
+        /// result.
         seen: Vec<usize>,
     }
 
@@ -388,7 +394,7 @@ mod tests {
     #[test]
     fn machines_have_a_bandwidth_of_their_own() {
         let model = Model { latency: 5e-5, inside: 1e10, between: 1e9 };
-        // Whichever ranks they have.
+        // For any assignment of ranks to machines.
         for machines in [[0, 0, 2, 2], [0, 1, 0, 1]] {
             let found = measured(&machines, model);
             close(found.latency_seconds, model.latency);
@@ -397,11 +403,11 @@ mod tests {
             assert_eq!(between.ranks, 2);
             close(between.bandwidth, model.between);
         }
-        // Each has one rank: the network is what connects ranks.
+        // Each machine has one rank, so the network connects the ranks directly.
         let found = measured(&[0, 1], model);
         assert_eq!(found.machines, None);
         close(found.bandwidth, model.between);
-        // As different as this, no figure holds for each machine.
+        // If machines differ in size, no single bandwidth fits all of them.
         assert_eq!(measured(&[0, 0, 0, 3], model).machines, None);
     }
 

@@ -1,10 +1,11 @@
-//! Ranks that sockets connect, for launchers other than `mpirun`.
+//! Ranks connected by sockets, for launchers other than `mpirun`.
 //!
-//! Every rank has a connection to the first one, which passes on what is for others. That suits what GPUs exchange
-//! beside their steps: settings, micro-batches, losses, weights and state. Gradients go over NCCL.
+//! Every rank has a connection to rank 0, which forwards messages between the others. This is
+//! enough for the data that GPU ranks exchange outside their steps: settings, micro-batches,
+//! losses, weights and state. Gradients go over NCCL.
 //!
-//! A collective goes up, from all ranks to the first, then down again. Each message begins with the collective that it
-//! belongs to and its number, so ranks that are at different ones notice it.
+//! A collective runs from all ranks to rank 0 and back. Each message starts with the kind and the
+//! sequence number of its collective, so ranks that are out of step detect it.
 
 use crate::address::Address;
 use crate::engine::{Engine, Place, check_exchange, check_gather, check_rank};
@@ -18,27 +19,27 @@ use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How often the first rank looks for new connections.
+/// How often rank 0 polls for new connections.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The kind of a message that ends all collectives: the rank that failed, and why.
+/// The kind of a message that reports a failure: the failed rank and the reason.
 const FAILED: u8 = 255;
 
-/// The longest reason that is sent.
+/// Maximum length of a reason that is sent.
 const REASON_BYTES_MAX: usize = 4096;
 
-/// A rank that sockets connect to the others.
+/// A rank connected to the others by sockets.
 pub struct Sockets {
     place: Place,
-    /// By rank: its connection. The first rank has one to every other, and the others have one to the first.
+    /// Connections by rank. Rank 0 has one to every other rank. The others have one, to rank 0.
     streams: Vec<Option<TcpStream>>,
-    /// Collectives so far.
+    /// Number of collectives so far.
     count: u64,
-    /// Set by the first failure; everything after it fails likewise.
+    /// The first failure. All later collectives return it.
     failure: Option<RankError>,
 }
 
-/// What a message begins with.
+/// Message header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: u8,
@@ -68,7 +69,7 @@ impl Header {
 }
 
 impl Sockets {
-    /// Connects the ranks of a launch. The first one says by the rendezvous where it listens.
+    /// Connects the ranks of a launch. Rank 0 announces its address through the rendezvous.
     pub fn connect(
         launch: &Launch,
         rendezvous: &mut Rendezvous,
@@ -107,7 +108,7 @@ impl Sockets {
         while missing(&streams) > 0 {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    // A stranger, or a rank that broke off; that one connects again.
+                    // Not a rank, or a rank that disconnected. A rank will connect again.
                     let Ok(rank) = hear(&stream, address.token(), ranks) else { continue };
                     let Ok(stream) = patient(stream) else { continue };
                     streams[rank as usize] = Some(stream);
@@ -126,7 +127,7 @@ impl Sockets {
         Sockets { place, streams, count: 0, failure: None }
     }
 
-    /// Disconnects, once all ranks are here.
+    /// Waits for all ranks, then disconnects.
     pub fn finish(mut self) -> Result<(), RankError> {
         self.barrier()
     }
@@ -140,7 +141,7 @@ impl Sockets {
         (0..self.place.ranks).filter(move |&rank| rank != own)
     }
 
-    /// Runs a collective. If it fails here, the ranks that this one is connected to learn why.
+    /// Runs a collective. If it fails here, reports the reason to the connected ranks.
     fn run<T>(
         &mut self,
         collective: Collective,
@@ -168,7 +169,7 @@ impl Sockets {
         message.extend_from_slice(&reason.as_bytes()[..end]);
         let header = Header { kind: FAILED, count: self.count, bytes: message.len() as u64 };
         for stream in self.streams.iter_mut().flatten() {
-            // Whoever is gone does not have to learn of it.
+            // Ignore errors: the peer may be gone.
             let _ = stream.write_all(&header.to_bytes()).and_then(|()| stream.write_all(&message));
         }
         self.failure = Some(error.clone());
@@ -187,12 +188,12 @@ impl Sockets {
         let sent = stream.write_all(&header.to_bytes()).and_then(|()| stream.write_all(bytes));
         match sent {
             Ok(()) => Ok(()),
-            // It may have said why before it closed the connection.
+            // The peer may have sent a reason before it closed the connection.
             Err(_) => Err(self.reason_of(to)),
         }
     }
 
-    /// Why a rank that takes nothing any more has ended.
+    /// Why a rank that can no longer be written to has ended.
     fn reason_of(&mut self, of: u32) -> RankError {
         let mut bytes = [0; Header::BYTES];
         let Ok(stream) = self.stream(of) else { return RankError::Gone { rank: of } };
@@ -202,7 +203,7 @@ impl Sockets {
         }
     }
 
-    /// The failure that a rank tells of.
+    /// Reads the failure that a rank reports.
     fn failed(&mut self, from: u32, bytes: u64) -> RankError {
         let gone = RankError::Gone { rank: from };
         if bytes > (REASON_BYTES_MAX + 5) as u64 {
@@ -222,7 +223,7 @@ impl Sockets {
         }
     }
 
-    /// Waits for a message; how many bytes follow.
+    /// Waits for a message header. Returns the number of bytes that follow.
     fn header(&mut self, from: u32, collective: Collective) -> Result<u64, RankError> {
         let mut bytes = [0; Header::BYTES];
         let read = self.stream(from)?.read_exact(&mut bytes);
@@ -237,7 +238,8 @@ impl Sockets {
         }
     }
 
-    /// A message whose length is known. `of` is the rank that it is from, whoever passed it on.
+    /// Receives a message of known length. `of` is the rank that sent it, even if `from` forwarded
+    /// it.
     fn receive(
         &mut self,
         from: u32,
@@ -254,7 +256,7 @@ impl Sockets {
         read.map_err(|_| RankError::Gone { rank: from })
     }
 
-    /// A message of any length, which takes memory only as it comes.
+    /// Receives a message of any length. Memory is allocated only as bytes arrive.
     fn receive_any(&mut self, from: u32, collective: Collective) -> Result<Vec<u8>, RankError> {
         let sent = self.header(from, collective)?;
         let mut bytes = Vec::new();
@@ -266,7 +268,8 @@ impl Sockets {
     }
 }
 
-/// A connection whose messages may take any time: a rank computes in between, and [`crate::Watch`] notices one that is gone.
+/// Removes the timeouts of a connection: a rank may compute for any time between messages, and
+/// [`crate::Watch`] detects lost ranks.
 fn patient(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
@@ -306,7 +309,8 @@ impl Engine for Sockets {
                 }
                 return Ok(());
             }
-            // By sender, what it sends to each other rank in turn; nothing to the first one, which has it already.
+            // Messages by sender and receiver. Those to rank 0 are left empty, because it has
+            // already stored them.
             let mut passed: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
             for from in sockets.others() {
                 let mut messages = Vec::new();

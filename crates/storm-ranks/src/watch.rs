@@ -1,8 +1,9 @@
-//! Notices when a rank is gone.
+//! Detects lost ranks.
 //!
-//! Every rank has a connection to the first one, on which both sides send a byte now and then. When a process dies, its
-//! system closes the connection at once; when a machine dies, nothing comes any more. The first rank tells the others
-//! which rank it was. So all know within seconds, whatever they are doing, and whatever their launcher does.
+//! Every rank has a connection to rank 0, on which both sides send heartbeats. When a process dies,
+//! its operating system closes the connection at once. When a machine dies, the heartbeats stop.
+//! Rank 0 tells the others which rank was lost. So all ranks learn of a loss within seconds,
+//! whatever they or their launcher are doing.
 
 use crate::address::Address;
 use crate::engine::Place;
@@ -14,27 +15,27 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// "I am here."
+/// Heartbeat.
 const BEAT: u8 = 1;
-/// "I have finished; my end is no loss."
+/// The sender has finished normally.
 const BYE: u8 = 2;
-/// "A rank is gone": its number and why follow.
+/// A rank is gone. Its number and the cause follow.
 const LOST: u8 = 3;
 
-/// How often the first rank looks for new connections.
+/// How often rank 0 polls for new connections.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Connections that do not belong to ranks and are heard out at the same time.
+/// Maximum number of concurrent connections that do not belong to ranks.
 const STRANGERS_MAX: usize = 64;
 
-/// How often ranks say that they are there, and how long they believe each other.
+/// Heartbeat interval and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two bytes.
+    /// Interval between heartbeats.
     pub beat: Duration,
-    /// Without any byte, a rank counts as gone.
+    /// A rank counts as gone after this long without a heartbeat.
     pub silence: Duration,
-    /// For all ranks to connect.
+    /// Timeout for all ranks to connect.
     pub join: Duration,
 }
 
@@ -53,7 +54,7 @@ impl Default for Pace {
 pub enum Cause {
     /// Its connection was closed: the process has ended.
     Closed,
-    /// Nothing came from it any more: its machine or the network is down.
+    /// Its heartbeats stopped: its machine or the network is down.
     Silent,
     /// It never connected.
     NeverJoined,
@@ -70,14 +71,14 @@ impl Cause {
 /// A rank that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Which.
+    /// The rank.
     pub rank: u32,
     /// Why it counts as gone.
     pub cause: Cause,
 }
 
 impl Loss {
-    /// What a connection is told of it.
+    /// The message that reports the loss.
     fn to_word(self) -> [u8; 6] {
         let [a, b, c, d] = self.rank.to_le_bytes();
         [LOST, a, b, c, d, self.cause as u8]
@@ -97,7 +98,8 @@ impl fmt::Display for Loss {
 
 type OnLoss = Box<dyn FnOnce(Loss) + Send>;
 
-/// Watches the other ranks until it is finished. Dropped before, it counts as the end of its rank.
+/// Watches the other ranks until `finish`. If dropped earlier, the others count this rank
+/// as lost.
 pub struct Watch {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -110,31 +112,31 @@ struct Shared {
 }
 
 struct State {
-    /// By rank: the connections of this one.
+    /// This rank's connections, by rank.
     peers: Vec<Peer>,
-    /// No further loss is reported.
+    /// Whether losses are no longer reported.
     is_over: bool,
-    /// Called for the first loss.
+    /// Called on the first loss.
     on_loss: Option<OnLoss>,
-    /// The first loss, which ranks that connect later are told.
+    /// The first loss. Ranks that connect later are told about it.
     lost: Option<Loss>,
-    /// Threads that read connections, including those of strangers.
+    /// Threads that read connections, including those that do not belong to ranks.
     readers: Vec<JoinHandle<()>>,
 }
 
 enum Peer {
-    /// No connection, now or ever: the rank itself, or one that only the first rank watches.
+    /// Never connected: the rank itself, or any rank after the watch was dropped.
     None,
     /// Not yet connected.
     Awaited,
     /// Connected.
     Here(TcpStream),
-    /// It said that it has finished.
+    /// A final message was sent on the connection.
     Finished,
 }
 
 impl Peer {
-    /// Sends a few bytes. The thread that reads the connection notices if it is closed.
+    /// Sends a few bytes. The reader thread detects a closed connection.
     fn send(&self, bytes: &[u8]) {
         if let Peer::Here(stream) = self {
             let mut stream: &TcpStream = stream;
@@ -142,8 +144,8 @@ impl Peer {
         }
     }
 
-    /// Says that this rank has finished, or that it has heard that the other one has. A rank that is still awaited hears
-    /// it once it is connected.
+    /// Tells the peer that this rank has finished, or acknowledges that the peer has. A rank that
+    /// is not connected yet is told when it connects.
     fn say_bye(&mut self) {
         self.send(&[BYE]);
         if let Peer::Here(stream) = self {
@@ -154,7 +156,8 @@ impl Peer {
 }
 
 impl Watch {
-    /// The first rank: listens for the others. `on_loss` runs on a thread of its own, once at most.
+    /// Starts the watch of rank 0, which listens for the others. `on_loss` runs at most once, on a
+    /// thread of the watch.
     pub fn listen(
         place: Place,
         pace: Pace,
@@ -171,7 +174,7 @@ impl Watch {
         Ok((watch, address))
     }
 
-    /// Any other rank: connects to the first one.
+    /// Starts the watch of any other rank, which connects to rank 0.
     pub fn join(
         place: Place,
         address: &Address,
@@ -195,7 +198,7 @@ impl Watch {
         Ok(Watch { shared, threads })
     }
 
-    /// Stops watching, and tells the others that the end of this rank is no loss.
+    /// Stops watching, and tells the others that this rank's exit is not a loss.
     pub fn finish(mut self) {
         let mut state = self.shared.lock();
         state.is_over = true;
@@ -208,7 +211,7 @@ impl Watch {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        // No thread is left to start more of them.
+        // No thread is left that could start more readers.
         let readers = std::mem::take(&mut self.shared.lock().readers);
         for reader in readers {
             let _ = reader.join();
@@ -224,7 +227,7 @@ impl Drop for Watch {
             for peer in &mut state.peers {
                 match peer {
                     Peer::Here(stream) => drop(stream.shutdown(Shutdown::Both)),
-                    // Its connection is not taken any more.
+                    // Connections from this rank are no longer accepted.
                     Peer::Awaited => *peer = Peer::None,
                     Peer::None | Peer::Finished => {}
                 }
@@ -239,7 +242,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says to every connection, now and then, that this rank is here.
+    /// Sends heartbeats on all connections.
     fn beat(&self) {
         let mut state = self.lock();
         while !state.is_over {
@@ -251,7 +254,7 @@ impl Shared {
         }
     }
 
-    /// Reports the first loss, to the other ranks and to the owner.
+    /// Reports the first loss to the other ranks and to the owner.
     fn lose(&self, loss: Loss) {
         let mut state = self.lock();
         let Some(on_loss) = state.on_loss.take().filter(|_| !state.is_over) else { return };
@@ -266,7 +269,7 @@ impl Shared {
     }
 }
 
-/// What is said on a connection.
+/// A message on a connection.
 enum Word {
     Beat,
     Bye,
@@ -290,13 +293,14 @@ fn read_word(mut stream: &TcpStream) -> io::Result<Word> {
     }
 }
 
-/// Reads a rank's connection until one of both has finished or is gone.
+/// Reads a connection until the peer has finished or a rank is gone.
 fn follow(shared: &Shared, rank: u32, stream: TcpStream) {
     let mut has_finished = stream.set_read_timeout(Some(shared.pace.silence)).is_err();
     loop {
         match read_word(&stream) {
             Ok(Word::Beat) => {}
-            // Its other side is read to the end: closing a connection with unread bytes would discard our answer.
+            // Keep reading to the end: closing a connection with unread bytes would discard our
+            // reply.
             Ok(Word::Bye) => {
                 has_finished = true;
                 shared.lock().peers[rank as usize].say_bye();
@@ -312,8 +316,8 @@ fn follow(shared: &Shared, rank: u32, stream: TcpStream) {
     }
 }
 
-/// The first rank's part: takes connections until every rank is here, even if this one has finished: the others must hear
-/// that.
+/// Rank 0's part: accepts connections until every rank has joined. It continues after this rank has
+/// finished, because the others must be told so.
 fn accept(shared: &Arc<Shared>, listener: &TcpListener, token: Token, ranks: u32) {
     let deadline = Instant::now() + shared.pace.join;
     let mut strangers = 0;
@@ -342,14 +346,14 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener, token: Token, ranks: u32
     }
 }
 
-/// Hears who a connection is. If it is a rank that is still awaited, follows it.
+/// Reads a handshake. If it comes from a rank that has not joined yet, follows that rank.
 fn welcome(shared: &Shared, stream: TcpStream, token: &Token, ranks: u32) {
     let Ok(rank) = hear(&stream, token, ranks) else { return };
     let Ok(copy) = stream.try_clone() else { return };
     let mut state = shared.lock();
     match &mut state.peers[rank as usize] {
         peer @ Peer::Awaited => *peer = Peer::Here(copy),
-        // Two processes say that they are the same rank: the first one counts.
+        // Two processes claim the same rank: the first one wins.
         _ => return,
     }
     if let Some(loss) = state.lost {
@@ -367,7 +371,8 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHand
     std::thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// For [`Watch`]: says what was lost and ends this process. Nothing that waits for the lost rank can stop it.
+/// A callback for [`Watch`] that reports the loss and ends this process. Code that waits for the
+/// lost rank cannot prevent this.
 pub fn end_on_loss(place: Place) -> impl FnOnce(Loss) + Send + 'static {
     move |loss| {
         let rank = place.rank;
@@ -377,12 +382,12 @@ pub fn end_on_loss(place: Place) -> impl FnOnce(Loss) + Send + 'static {
     }
 }
 
-/// Prints a line in one piece: all ranks may print at the same moment, to one terminal.
+/// Prints a line in a single write: all ranks may print to one terminal at the same moment.
 pub(crate) fn last_words(line: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Ends this process at once. Handlers that run at a normal exit may wait for other ranks.
+/// Ends this process at once. Exit handlers might wait for other ranks.
 pub(crate) fn end_process(code: i32) -> ! {
     // SAFETY: has no preconditions.
     unsafe { libc::_exit(code) }
@@ -393,14 +398,14 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// Nothing times out in a test that does not wait for it.
+    /// Timeouts too long to occur in a test.
     const PATIENT: Pace = Pace {
         beat: Duration::from_millis(5),
         silence: Duration::from_secs(600),
         join: Duration::from_secs(600),
     };
 
-    /// The watches of some ranks, and what each of them lost.
+    /// Starts the watches of all ranks. Returns the losses that they report.
     fn watches(ranks: u32) -> (Vec<Watch>, Receiver<(u32, Loss)>) {
         let (sender, losses) = channel();
         let report = |rank, sender: Sender<_>| move |loss| sender.send((rank, loss)).unwrap();
@@ -426,7 +431,7 @@ mod tests {
                 (0..4).filter(|rank| *rank != lost).map(|rank| (rank, loss)).collect();
             assert_eq!(heard, expected);
             drop(all);
-            // All senders are gone without another word.
+            // All senders are gone, and there was no other report.
             assert!(losses.recv().is_err());
         }
     }
@@ -464,7 +469,7 @@ mod tests {
         assert_eq!(losses.recv().unwrap(), Loss { rank: 1, cause: Cause::NeverJoined });
     }
 
-    /// Strangers cannot take a rank's place, and say nothing that is believed.
+    /// Foreign connections cannot take a rank's place, and their messages are ignored.
     #[test]
     fn strangers_are_not_heard() {
         let (sender, losses) = channel();
@@ -477,7 +482,7 @@ mod tests {
             stream.write_all(bytes).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
             let mut answer = Vec::new();
-            // A connection that is reset has no answer either.
+            // A reset connection has no answer either.
             let _ = stream.read_to_end(&mut answer);
             assert_eq!(answer, [0u8; 0]);
         };

@@ -1,16 +1,17 @@
-//! MPI's functions, by each of the three binary interfaces in use.
+//! MPI's functions, through each of the three ABIs in use.
 //!
-//! The interfaces agree in the functions and differ in the handles that these take: integers in MPICH's, addresses of
-//! the library's own data in Open MPI's, and fixed addresses in the standard one of MPI 5. [`Library`] hides that.
+//! The ABIs have the same functions but different handles: integers in MPICH, addresses of the
+//! library's data in Open MPI, and fixed addresses in the standard ABI of MPI 5. [`Library`] hides
+//! the difference.
 
 use libloading::os::unix as loading;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-/// A binary interface of MPI.
+/// An MPI ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abi {
-    /// `libmpi_abi.so.1`: the interface that MPI 5 defines, of any library.
+    /// `libmpi_abi.so.1`: the ABI defined by MPI 5, from any implementation.
     Standard,
     /// `libmpi.so.12`: MPICH, Intel MPI, MVAPICH, Cray.
     Mpich,
@@ -18,7 +19,7 @@ pub(super) enum Abi {
     OpenMpi,
 }
 
-/// What a handle is: an integer or an address.
+/// A handle: an integer or an address.
 pub(super) trait Handle: Copy + Send + 'static {
     fn to_bits(self) -> usize;
     fn from_bits(bits: usize) -> Self;
@@ -50,36 +51,37 @@ impl Handle for Address {
     }
 }
 
-/// A message under way.
+/// A message in flight.
 pub(super) struct Request(usize);
 
-/// What a message was, once it is complete.
+/// A completed message.
 pub(super) struct Done {
-    /// Its tag. Meaningless for a message that was sent.
+    /// The tag. Meaningless for a sent message.
     pub(super) tag: c_int,
-    /// Its bytes. Meaningless for a message that was sent.
+    /// The length in bytes. Meaningless for a sent message.
     pub(super) bytes: usize,
 }
 
-/// A function of MPI that failed.
+/// A failed MPI call.
 #[derive(Debug)]
 pub(super) struct Failed {
     pub(super) function: &'static str,
     pub(super) message: String,
 }
 
-/// The functions of a library that is loaded, with any handles. It may be used by one thread at a time.
+/// The functions of a loaded library, for any handle type. Only one thread at a time may use it.
 pub(super) trait Library: Send {
     /// Name and version, on one line. May be called before [`Library::start`].
     fn version(&self) -> String;
-    /// Starts MPI; false if it does not support calls from changing threads.
+    /// Starts MPI. Returns false if it does not support calls from different threads, one at a
+    /// time.
     fn start(&self) -> Result<bool, Failed>;
     /// This rank and the number of ranks.
     fn place(&self) -> Result<(u32, u32), Failed>;
-    /// Starts to send.
+    /// Starts a send.
     ///
     /// # Safety
-    /// The bytes are readable and do not change until the request is done.
+    /// The bytes are readable and do not change until the request is complete.
     unsafe fn send(
         &self,
         bytes: *const u8,
@@ -87,31 +89,31 @@ pub(super) trait Library: Send {
         to: u32,
         tag: c_int,
     ) -> Result<Request, Failed>;
-    /// Starts to receive a message with any tag.
+    /// Starts a receive of a message with any tag.
     ///
     /// # Safety
-    /// The bytes are writable, and nothing else accesses them until the request is done.
+    /// The bytes are writable, and nothing else accesses them until the request is complete.
     unsafe fn receive(&self, bytes: *mut u8, count: c_int, from: u32) -> Result<Request, Failed>;
-    /// Whether a message is complete. It must not be tested again once it was.
+    /// Returns the message if it is complete. A complete request must not be tested again.
     fn test(&self, request: &mut Request) -> Result<Option<Done>, Failed>;
-    /// Ends MPI. Nothing may be called afterwards.
+    /// Ends MPI. No function may be called afterwards.
     fn finish(&self) -> Result<(), Failed>;
-    /// Ends all ranks. May return if MPI fails to.
+    /// Ends all ranks. May return if MPI fails to end them.
     fn abort(&self);
 }
 
-/// Larger than a status of any interface; the first five integers are what is read.
+/// Larger than the status of any ABI. The tag is among the first four integers.
 #[repr(C, align(16))]
 struct Status([c_int; 16]);
 
-/// What a library offers through an interface whose handles are `H`.
+/// A library's functions and constants for an ABI with handles of type `H`.
 struct Functions<H> {
     world: H,
     byte: H,
     errors_return: H,
     any_tag: c_int,
     serialized: c_int,
-    /// Which integer of a status is the tag.
+    /// Index of the tag in a status.
     status_tag: usize,
     init_thread: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
     get_library_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
@@ -127,15 +129,15 @@ struct Functions<H> {
     finalize: unsafe extern "C" fn() -> c_int,
 }
 
-/// A symbol that a library does not have.
+/// A symbol missing from a library.
 pub(super) type MissingSymbol = String;
 
-/// The functions of a loaded library, by its interface. The library is never unloaded.
+/// The functions of a loaded library with the given ABI. The library must never be unloaded.
 pub(super) fn bind(
     library: &loading::Library,
     abi: Abi,
 ) -> Result<Box<dyn Library>, MissingSymbol> {
-    // MPICH's and the standard handles are constants of `mpi.h`.
+    // The handles of MPICH and of the standard ABI are constants in `mpi.h`.
     match abi {
         Abi::Standard => {
             let handles = [0x101, 0x247, 0x143].map(Address::from_bits);
@@ -191,10 +193,10 @@ fn bind_with<H: Handle>(
     }))
 }
 
-/// The address of a function or of data, as the type that the field has.
+/// The address of a function or of data, as a value of type `T`.
 fn symbol<T: Copy>(library: &loading::Library, name: &str) -> Result<T, MissingSymbol> {
-    // SAFETY: the fields of `Functions` have the types that MPI's standard gives these functions, with the handles of
-    // the interface; data symbols are only taken as addresses.
+    // SAFETY: the fields of `Functions` have the types that the MPI standard gives these functions,
+    // with the handles of the ABI. Data symbols are used only as addresses.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|_| name.to_owned())
 }
@@ -210,7 +212,7 @@ impl<H: Handle> Functions<H> {
     fn message(&self, code: c_int) -> String {
         let mut text = [0u8; 1024];
         let mut length = 0;
-        // SAFETY: no interface writes more than 512 bytes.
+        // SAFETY: no MPI library writes more than 512 bytes.
         let failed = unsafe { (self.error_string)(code, text.as_mut_ptr().cast(), &mut length) };
         match failed {
             0 => first_line(&text, length),
@@ -219,7 +221,7 @@ impl<H: Handle> Functions<H> {
     }
 }
 
-/// Text that a C function wrote, up to the end of its first line.
+/// The first line of a text written by a C function.
 fn first_line(text: &[u8], length: c_int) -> String {
     let text = &text[..usize::try_from(length).unwrap_or(0).min(text.len())];
     let text = String::from_utf8_lossy(text);
@@ -231,7 +233,7 @@ impl<H: Handle> Library for Functions<H> {
     fn version(&self) -> String {
         let mut text = vec![0u8; 16384];
         let mut length = 0;
-        // SAFETY: no interface writes more than 8192 bytes.
+        // SAFETY: no MPI library writes more than 8192 bytes.
         unsafe { (self.get_library_version)(text.as_mut_ptr().cast(), &mut length) };
         let line = first_line(&text, length);
         line.split(',').next().unwrap_or_default().to_owned()
@@ -239,12 +241,12 @@ impl<H: Handle> Library for Functions<H> {
 
     fn start(&self) -> Result<bool, Failed> {
         let mut provided = 0;
-        // SAFETY: arguments of the program are not passed on. Called once; see `mpi::STARTED`.
+        // SAFETY: null program arguments are allowed. Called once, see `mpi::STARTED`.
         let code = unsafe {
             (self.init_thread)(ptr::null_mut(), ptr::null_mut(), self.serialized, &mut provided)
         };
         self.check("MPI_Init_thread", code)?;
-        // SAFETY: MPI runs, and both handles are those of this interface.
+        // SAFETY: MPI is running, and both handles belong to this ABI.
         let code = unsafe { (self.comm_set_errhandler)(self.world, self.errors_return) };
         self.check("MPI_Comm_set_errhandler", code)?;
         Ok(provided >= self.serialized)
@@ -252,7 +254,7 @@ impl<H: Handle> Library for Functions<H> {
 
     fn place(&self) -> Result<(u32, u32), Failed> {
         let (mut rank, mut ranks) = (0, 0);
-        // SAFETY: MPI runs, and both numbers are written.
+        // SAFETY: MPI is running, and both numbers are written.
         self.check("MPI_Comm_rank", unsafe { (self.comm_rank)(self.world, &mut rank) })?;
         // SAFETY: as above.
         self.check("MPI_Comm_size", unsafe { (self.comm_size)(self.world, &mut ranks) })?;
@@ -267,7 +269,7 @@ impl<H: Handle> Library for Functions<H> {
         tag: c_int,
     ) -> Result<Request, Failed> {
         let mut request = H::from_bits(0);
-        // SAFETY: the caller keeps the bytes until the request is done.
+        // SAFETY: the caller keeps the bytes valid until the request is complete.
         let code = unsafe {
             (self.isend)(bytes.cast(), count, self.byte, to as c_int, tag, self.world, &mut request)
         };
@@ -278,7 +280,7 @@ impl<H: Handle> Library for Functions<H> {
     unsafe fn receive(&self, bytes: *mut u8, count: c_int, from: u32) -> Result<Request, Failed> {
         let mut request = H::from_bits(0);
         let (from, any) = (from as c_int, self.any_tag);
-        // SAFETY: the caller keeps the bytes until the request is done.
+        // SAFETY: the caller keeps the bytes valid until the request is complete.
         let code = unsafe {
             (self.irecv)(bytes.cast(), count, self.byte, from, any, self.world, &mut request)
         };
@@ -290,7 +292,7 @@ impl<H: Handle> Library for Functions<H> {
         let mut handle = H::from_bits(request.0);
         let mut done = 0;
         let mut status = Status([0; 16]);
-        // SAFETY: the request is one that MPI made, and the status is large enough.
+        // SAFETY: MPI created the request, and the status is large enough.
         let code = unsafe { (self.test)(&mut handle, &mut done, &mut status) };
         request.0 = handle.to_bits();
         self.check("MPI_Test", code)?;
@@ -306,12 +308,12 @@ impl<H: Handle> Library for Functions<H> {
     }
 
     fn finish(&self) -> Result<(), Failed> {
-        // SAFETY: no request is under way.
+        // SAFETY: no request is in flight.
         self.check("MPI_Finalize", unsafe { (self.finalize)() })
     }
 
     fn abort(&self) {
-        // SAFETY: MPI runs.
+        // SAFETY: MPI is running.
         unsafe { (self.abort)(self.world, 1) };
     }
 }

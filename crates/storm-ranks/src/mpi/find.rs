@@ -1,7 +1,8 @@
 //! Finds the MPI library that belongs to the launcher.
 //!
-//! A process can load only one: two in one process disturb each other. So the launcher decides which one is loaded, and
-//! the caller checks that it sees the ranks that the launcher started.
+//! A process can load only one MPI library, because two would interfere. So the launcher determines
+//! which one is loaded, and the caller checks that the library sees the ranks that the launcher
+//! started.
 
 use super::MpiError;
 use super::abi::{Abi, Library, bind, has_symbol};
@@ -10,14 +11,14 @@ use crate::launch::{Launcher, Variables};
 use libloading::os::unix as loading;
 use std::path::{Path, PathBuf};
 
-/// Names the library, if the one that belongs to the launcher is not found or is the wrong one.
+/// Names the library, if the launcher's is not found or is the wrong one.
 pub(super) const VARIABLE: &str = "STORM_MPI_LIBRARY";
 
 const STANDARD: (&str, Abi) = ("libmpi_abi.so.1", Abi::Standard);
 const MPICH: (&str, Abi) = ("libmpi.so.12", Abi::Mpich);
 const OPEN_MPI: (&str, Abi) = ("libmpi.so.40", Abi::OpenMpi);
 
-/// A library to try.
+/// A library to try to load.
 #[derive(Debug, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
@@ -53,8 +54,8 @@ pub(super) fn load(
     Err(MpiError::NotFound { launcher, tried: tried.join(", ") })
 }
 
-/// In order: where the launcher says it is, beside the launcher, where the loader looks, beside any `mpirun`, and in
-/// Python environments.
+/// In order: the directory named by the launcher, next to the launcher, the loader's path, next to
+/// any `mpirun`, and Python environments.
 fn candidates(
     names: &[(&str, Abi)],
     variables: &Variables,
@@ -82,14 +83,14 @@ fn candidates(
         .collect()
 }
 
-/// Loads a library that the user names, whichever interface it has.
+/// Loads a library named by the user, with any ABI.
 fn load_named(path: &Path) -> Result<Box<dyn Library>, MpiError> {
     let fail = |reason: String| MpiError::Named { path: path.to_owned(), reason };
     if !path.is_absolute() {
         return Err(fail("it is not an absolute path".to_owned()));
     }
     let library = open(path).map_err(|error| {
-        // What the loader says is in the error's source.
+        // The loader's message is in the error's source.
         let source = std::error::Error::source(&error).map(ToString::to_string);
         fail(source.unwrap_or_else(|| error.to_string()))
     })?;
@@ -108,13 +109,13 @@ fn load_named(path: &Path) -> Result<Box<dyn Library>, MpiError> {
     };
     let bound =
         bind(&library, abi).map_err(|symbol| MpiError::Symbol { path: path.to_owned(), symbol });
-    // Never unloaded: function pointers into it are kept, and MPI installs handlers of its own.
+    // Never unloaded: function pointers into it are kept, and MPI installs its own handlers.
     std::mem::forget(library);
     bound
 }
 
 fn open(path: &Path) -> Result<loading::Library, libloading::Error> {
-    // Open MPI's own plugins look its symbols up in the whole process.
+    // RTLD_GLOBAL because Open MPI's plugins look up its symbols in the whole process.
     // SAFETY: MPI libraries have no preconditions for being loaded.
     unsafe { loading::Library::open(Some(path), loading::RTLD_NOW | loading::RTLD_GLOBAL) }
 }
@@ -160,7 +161,7 @@ mod tests {
         };
         assert!(reason("libmpi.so.40").contains("absolute"));
         assert!(reason("/no/such/libmpi.so.40").contains("/no/such"));
-        // The C library is a library, but not of MPI.
+        // The C library is not an MPI library.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).unwrap();
         assert!(reason(libc).contains("no MPI library"));

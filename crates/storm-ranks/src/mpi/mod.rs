@@ -1,10 +1,11 @@
-//! Collectives over MPI, between processes that `mpirun` started.
+//! Collectives over MPI, between processes started by `mpirun`.
 //!
-//! One binary works with every MPI: the library is found and loaded at run time, and only functions are used that all
-//! have. Every collective is made of messages between pairs of ranks. MPI's own collectives would count in 32 bits and
-//! keep a processor busy while they wait; here the waiting thread yields.
+//! One binary works with every MPI: the library is found and loaded at run time, and only functions
+//! common to all are used. Every collective consists of point-to-point messages. MPI's own
+//! collectives have 32-bit counts and keep a core busy while they wait. Here the waiting thread
+//! yields.
 //!
-//! A failure while messages are under way ends the process, because MPI may still write to their memory.
+//! A failure with messages in flight ends the process, because MPI may still write to their memory.
 
 mod abi;
 mod find;
@@ -21,22 +22,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use thiserror::Error;
 
-/// The most bytes of one message: MPI counts them in 32 bits.
+/// Maximum bytes of one message. MPI's counts have 32 bits.
 const CHUNK_BYTES: usize = 1 << 30;
 
-/// Tags up to here are valid with every MPI.
+/// Tags below this are valid with every MPI.
 const TAG_END: u32 = 1 << 15;
 
-/// Tests without result before the waiting thread sleeps between them.
+/// Unsuccessful tests before the waiting thread sleeps between tests.
 const EAGER_TESTS: u32 = 2000;
 
-/// How long a waiting thread then sleeps between tests.
+/// How long the waiting thread then sleeps between tests.
 const TEST_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How long MPI may take to end all ranks before this one ends without it.
+/// How long MPI may take to end all ranks before this process exits anyway.
 const ABORT_TIME: Duration = Duration::from_secs(3);
 
-/// Whether MPI was started in this process, which is possible only once.
+/// Whether MPI was started in this process. It can be started only once.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Why MPI cannot be used.
@@ -47,26 +48,26 @@ pub enum MpiError {
         "ranks without GPUs are connected by MPI, but {launcher} started this process. Use mpirun -n 4 storm …"
     )]
     NotByMpi {
-        /// What started it.
+        /// The launcher.
         launcher: Launcher,
     },
-    /// There is no library.
+    /// No library was found.
     #[error(
         "{launcher} started this process, but its library was not found (tried {tried}). Set STORM_MPI_LIBRARY to its \
          path, such as /usr/lib/libmpi.so.40; or install an MPI with `pip install mpich` and use its mpirun"
     )]
     NotFound {
-        /// What started it.
+        /// The launcher.
         launcher: Launcher,
-        /// Paths.
+        /// The paths tried.
         tried: String,
     },
-    /// The library that the user names cannot be used.
+    /// The library named by the user cannot be used.
     #[error("STORM_MPI_LIBRARY is {}, which cannot be used: {reason}", .path.display())]
     Named {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A function is missing.
@@ -77,15 +78,15 @@ pub enum MpiError {
         /// The function.
         symbol: String,
     },
-    /// The library does not see the ranks.
+    /// The library does not see the ranks that the launcher started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// A function failed.
     #[error("{function} failed: {message}")]
     Failed {
-        /// Which.
+        /// The function.
         function: &'static str,
-        /// What MPI says.
+        /// MPI's message.
         message: String,
     },
     /// The library was built without support for threads.
@@ -96,7 +97,7 @@ pub enum MpiError {
         /// The library.
         version: String,
     },
-    /// MPI was started before.
+    /// MPI was already started.
     #[error("MPI was started before in this process")]
     StartedBefore,
 }
@@ -107,18 +108,18 @@ impl From<Failed> for MpiError {
     }
 }
 
-/// A rank that is a process of `mpirun`. A process has one at most.
+/// A rank that is a process of `mpirun`. A process has at most one.
 pub struct Mpi {
     library: Box<dyn Library>,
     version: String,
     place: Place,
-    /// Collectives so far; part of every tag.
+    /// Number of collectives so far. Part of every tag.
     count: u32,
     chunk_bytes: usize,
     is_finished: bool,
 }
 
-/// A message that is received.
+/// A receive in flight.
 struct Receiving {
     request: Request,
     from: u32,
@@ -134,7 +135,7 @@ struct Pending {
 }
 
 impl Mpi {
-    /// Loads the library that belongs to the launcher, starts MPI and checks that it sees the launcher's ranks.
+    /// Loads the launcher's library, starts MPI and checks that it sees the launcher's ranks.
     pub fn start(launch: &Launch, variables: &Variables) -> Result<Mpi, MpiError> {
         let library = find::load(launch.launcher, variables)?;
         if STARTED.swap(true, Ordering::SeqCst) {
@@ -155,7 +156,7 @@ impl Mpi {
         Ok(Mpi { library, version, place, count: 0, chunk_bytes: CHUNK_BYTES, is_finished: false })
     }
 
-    /// Sends messages of at most this many bytes, so that tests see more than one.
+    /// Limits messages to this many bytes, so that tests cover messages of several chunks.
     pub fn with_chunks_of(mut self, bytes: usize) -> Mpi {
         self.chunk_bytes = bytes.clamp(1, CHUNK_BYTES);
         self
@@ -168,20 +169,20 @@ impl Mpi {
 
     /// Waits for all ranks and ends MPI.
     pub fn finish(mut self) -> Result<(), MpiError> {
-        // Ends the process if it fails.
+        // On failure, this ends the process.
         let _ = self.barrier();
         self.is_finished = true;
         Ok(self.library.finish()?)
     }
 
     fn begin(&mut self, collective: Collective) -> Pending {
-        // Ranks that are at different collectives notice it by the tag, and do not mix up their data.
+        // The tag detects ranks that are at different collectives, before they mix up data.
         let tag = (self.count * 8 + collective as u32) % TAG_END;
         self.count = self.count.wrapping_add(1);
         Pending { collective, tag: tag as c_int, sending: Vec::new(), receiving: Vec::new() }
     }
 
-    /// Starts to receive from a rank.
+    /// Starts a receive from a rank.
     ///
     /// # Safety
     /// Nothing else accesses the bytes until [`Mpi::complete`] returns.
@@ -189,7 +190,7 @@ impl Mpi {
         for chunk in chunks(bytes.len(), self.chunk_bytes) {
             let expected = chunk.len();
             let bytes = bytes[chunk].as_mut_ptr();
-            // SAFETY: by the promise of the caller.
+            // SAFETY: guaranteed by the caller.
             match unsafe { self.library.receive(bytes, expected as c_int, from) } {
                 Ok(request) => pending.receiving.push(Receiving { request, from, expected }),
                 Err(failed) => self.end(&MpiError::from(failed).to_string()),
@@ -197,14 +198,14 @@ impl Mpi {
         }
     }
 
-    /// Starts to send to a rank.
+    /// Starts a send to a rank.
     ///
     /// # Safety
     /// The bytes do not change until [`Mpi::complete`] returns.
     unsafe fn send(&self, pending: &mut Pending, to: u32, bytes: &[u8]) {
         for chunk in chunks(bytes.len(), self.chunk_bytes) {
             let (bytes, count) = (bytes[chunk.clone()].as_ptr(), chunk.len() as c_int);
-            // SAFETY: by the promise of the caller.
+            // SAFETY: guaranteed by the caller.
             match unsafe { self.library.send(bytes, count, to, pending.tag) } {
                 Ok(request) => pending.sending.push(request),
                 Err(failed) => self.end(&MpiError::from(failed).to_string()),
@@ -212,7 +213,7 @@ impl Mpi {
         }
     }
 
-    /// Waits until every message has arrived. Ends the process if one does not.
+    /// Waits until every message is complete. Ends the process if one fails.
     fn complete(&self, mut pending: Pending) {
         let Pending { collective, tag, .. } = pending;
         let mut idle = 0;
@@ -250,13 +251,13 @@ impl Mpi {
         }
     }
 
-    /// The other ranks, beginning with the next one, so that not all send to the first one at first.
+    /// The other ranks, starting with the next one, so that not all ranks send to rank 0 at once.
     fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let Place { rank, ranks } = self.place;
         (1..ranks).map(move |distance| (rank + distance) % ranks)
     }
 
-    /// Sends a piece to all and receives theirs.
+    /// Sends a piece to all ranks and receives theirs.
     fn gather_as(
         &mut self,
         collective: Collective,
@@ -273,22 +274,23 @@ impl Mpi {
         let mut pending = self.begin(collective);
         for other in self.others() {
             let bytes = &mut all[ranges[other as usize].clone()];
-            // SAFETY: the ranges are disjoint, and nothing accesses them before all messages have arrived.
+            // SAFETY: the ranges are disjoint, and nothing accesses them before all messages are
+            // complete.
             unsafe { self.receive(&mut pending, other, bytes) };
         }
         for other in self.others() {
-            // SAFETY: the piece is borrowed until all messages have arrived.
+            // SAFETY: the piece is borrowed until all messages are complete.
             unsafe { self.send(&mut pending, other, piece) };
         }
         self.complete(pending);
         Ok(())
     }
 
-    /// Says why, and ends all ranks.
+    /// Prints the reason and ends all ranks.
     fn end(&self, reason: &str) -> ! {
         let rank = self.place.rank;
         last_words(&format!("storm: rank {rank}: {reason}. All ranks end\n"));
-        // MPI has been seen to hang here. If no thread can be started, there is nothing to guard against that.
+        // MPI_Abort has been seen to hang, so a thread guards against it if one can be started.
         let _ = std::thread::Builder::new().name("mpi-abort".to_owned()).spawn(|| {
             std::thread::sleep(ABORT_TIME);
             end_process(1)
@@ -298,7 +300,8 @@ impl Mpi {
     }
 }
 
-/// Cuts a message into chunks; one that is empty is one empty chunk, so that the receiver notices a wrong length.
+/// Cuts a message into chunks. An empty message is one empty chunk, so that the receiver can detect
+/// a wrong length.
 fn chunks(length: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let count = length.div_ceil(chunk_bytes).max(1);
     (0..count).map(move |index| index * chunk_bytes..((index + 1) * chunk_bytes).min(length))
@@ -329,11 +332,12 @@ impl Engine for Mpi {
         let mut pending = self.begin(collective);
         for other in self.others() {
             let bytes = &mut receive[receives[other as usize].clone()];
-            // SAFETY: the ranges are disjoint, and nothing accesses them before all messages have arrived.
+            // SAFETY: the ranges are disjoint, and nothing accesses them before all messages are
+            // complete.
             unsafe { self.receive(&mut pending, other, bytes) };
         }
         for other in self.others() {
-            // SAFETY: what is sent is borrowed until all messages have arrived.
+            // SAFETY: the sent bytes are borrowed until all messages are complete.
             unsafe { self.send(&mut pending, other, &send[sends[other as usize].clone()]) };
         }
         self.complete(pending);
@@ -355,11 +359,11 @@ impl Engine for Mpi {
         let mut pending = self.begin(Collective::Broadcast);
         if from == self.place.rank {
             for other in self.others() {
-                // SAFETY: the bytes are borrowed until all messages have arrived.
+                // SAFETY: the bytes are borrowed until all messages are complete.
                 unsafe { self.send(&mut pending, other, bytes) };
             }
         } else {
-            // SAFETY: nothing accesses the bytes before the message has arrived.
+            // SAFETY: nothing accesses the bytes before the message is complete.
             unsafe { self.receive(&mut pending, from, bytes) };
         }
         self.complete(pending);
@@ -391,7 +395,7 @@ impl Engine for Mpi {
     }
 }
 
-/// A rank that ends without [`Mpi::finish`] has failed; others would wait for it.
+/// A rank dropped without [`Mpi::finish`] has failed, and the others would wait for it.
 impl Drop for Mpi {
     fn drop(&mut self) {
         if !self.is_finished {

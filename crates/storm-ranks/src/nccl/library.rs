@@ -1,4 +1,4 @@
-//! NCCL's functions, found at run time.
+//! NCCL's functions, loaded at run time.
 
 use super::NcclError;
 use crate::folders::{named, python_environments, site_packages};
@@ -30,17 +30,17 @@ type Data = *mut c_void;
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions that are used.
+        /// The functions in use.
         #[derive(Clone, Copy)]
         pub(super) struct Functions {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
-            /// Looks all of them up; the name of the first that is missing.
+            /// Looks up all functions. Returns the name of the first missing one as an error.
             fn find(library: &loading::Library) -> Result<Functions, &'static str> {
-                // SAFETY: the types are those of `nccl.h`, which have not changed since version 2.7, and for
-                // `ncclCommFinalize` and `ncclGetLastError` since 2.14.
+                // SAFETY: the types are those of `nccl.h`, which have not changed since version
+                // 2.7, and for `ncclCommFinalize` and `ncclGetLastError` since 2.14.
                 Ok(Functions { $($field: *unsafe { library.get($name.as_bytes()) }.map_err(|_| $name)?,)* })
             }
         }
@@ -66,7 +66,7 @@ functions! {
     receive = "ncclRecv": fn(Data, usize, c_int, c_int, Handle, Stream) -> Code;
 }
 
-/// Loads the first library there is.
+/// Loads the first library found.
 pub(super) fn load(variables: &Variables) -> Result<(PathBuf, Functions), NcclError> {
     let mut tried = Vec::new();
     for path in candidates(variables) {
@@ -89,7 +89,8 @@ pub(super) fn load(variables: &Variables) -> Result<(PathBuf, Functions), NcclEr
     Err(NcclError::NotFound { tried: tried.join(", ") })
 }
 
-/// In order: a folder that the user names, the loader's path, the toolkit, and the wheels of Python environments.
+/// In order: a directory named by the user, the loader's path, the CUDA toolkit, and the wheels of
+/// Python environments.
 pub(super) fn candidates(variables: &Variables) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     paths.extend(named(variables, "STORM_CUDA_LIBRARIES").map(|folder| folder.join(NAME)));

@@ -1,8 +1,8 @@
-//! Collectives between GPUs, over NCCL, in the order of a CUDA stream.
+//! Collectives between GPUs over NCCL, in stream order.
 //!
-//! Only calls that move bytes are used. NCCL's reductions add in an order that depends on where ranks are, and round at
-//! every hop. The library is loaded at run time, so nothing here needs CUDA to be built; streams and addresses
-//! are those of whoever owns the device.
+//! Only calls that move bytes are used. NCCL's reductions add in an order that depends on the
+//! placement of ranks, and they round at every hop. The library is loaded at run time, so building
+//! this needs no CUDA. Streams and addresses come from the owner of the device.
 
 mod library;
 
@@ -15,31 +15,32 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// The oldest version: the first in which a communicator can be finalized and aborted as it is here.
+/// The oldest supported version. It is the first in which a communicator can be finalized and
+/// aborted as done here.
 const VERSION_MIN: Version = Version { major: 2, minor: 19, patch: 0 };
 
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// First number.
+    /// Major version.
     pub major: u32,
-    /// Second number.
+    /// Minor version.
     pub minor: u32,
-    /// Third number.
+    /// Patch version.
     pub patch: u32,
 }
 
-/// What connects the ranks of one communicator. The first rank makes it, and a rendezvous brings it to the others.
+/// The unique ID of a communicator. Rank 0 creates it, and a rendezvous sends it to the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Id(library::UniqueId);
 
 impl Id {
-    /// As a message.
+    /// Encodes the ID as a message.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.0.to_vec()
     }
 
-    /// Back from a message; none if its length is wrong.
+    /// Decodes a message. `None` if its length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Id> {
         bytes.try_into().ok().map(|bytes| Id(library::UniqueId(bytes)))
     }
@@ -48,13 +49,13 @@ impl Id {
 /// Why NCCL cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NcclError {
-    /// There is no library.
+    /// No library was found.
     #[error(
         "NCCL was not found (libnccl.so.2; tried {tried}). Install it, for example by pip install nvidia-nccl-cu13 in \
          an active environment, or set STORM_CUDA_LIBRARIES to its folder"
     )]
     NotFound {
-        /// Paths.
+        /// The paths tried.
         tried: String,
     },
     /// A function is missing.
@@ -79,17 +80,17 @@ pub enum NcclError {
     /// A function failed.
     #[error("{function} failed: {message}")]
     Failed {
-        /// Which.
+        /// The function.
         function: &'static str,
-        /// What NCCL says.
+        /// NCCL's message.
         message: String,
     },
     /// There is no such rank.
     #[error("there is no rank {rank}, only {ranks} ranks")]
     NoSuchRank {
-        /// The number.
+        /// The rank.
         rank: u32,
-        /// Ranks.
+        /// Number of ranks.
         ranks: u32,
     },
     /// The communicator was aborted.
@@ -97,31 +98,31 @@ pub enum NcclError {
     Aborted,
 }
 
-/// NCCL, loaded.
+/// The loaded NCCL library.
 pub struct Nccl {
     functions: Functions,
     version: Version,
 }
 
-/// Bytes in device memory.
+/// A range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Device address.
     pub address: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
-/// Bytes that go to another rank, or come from there.
+/// A message to or from another rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The other rank.
     pub rank: u32,
-    /// What is sent, or where it goes.
+    /// The source or destination memory.
     pub piece: Piece,
 }
 
-/// A CUDA stream, as the driver's handle.
+/// A CUDA stream, as a driver handle.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream(pub *mut c_void);
 
@@ -141,12 +142,12 @@ impl Nccl {
         }
     }
 
-    /// Its version.
+    /// The library's version.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// A new id, which opens a port on this machine.
+    /// Creates an ID. This opens a port on this machine.
     pub fn new_id(&self) -> Result<Id, NcclError> {
         let mut id = library::UniqueId([0; 128]);
         // SAFETY: the id is written.
@@ -164,13 +165,14 @@ impl Nccl {
         if code == library::SUCCESS {
             return Ok(());
         }
-        // SAFETY: both return a string that lives as long as the library; the second one takes no communicator too.
+        // SAFETY: both return a string that lives as long as the library. The second accepts a null
+        // communicator.
         let texts = unsafe {
             [(self.functions.get_error_string)(code), (self.functions.get_last_error)(communicator)]
         };
         let texts = texts.map(|text| match text.is_null() {
             true => String::new(),
-            // SAFETY: NCCL's strings end with a zero.
+            // SAFETY: NCCL's strings are null-terminated.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
         });
         let message = match texts {
@@ -182,14 +184,14 @@ impl Nccl {
 }
 
 impl Version {
-    /// From NCCL's number: 22809 is 2.28.9.
+    /// Decodes NCCL's version number: 22809 is 2.28.9.
     fn from_number(number: c_int) -> Version {
         let number = u32::try_from(number).unwrap_or(0);
         Version { major: number / 10_000, minor: number / 100 % 100, patch: number % 100 }
     }
 }
 
-/// The connection of a rank's GPU to those of the others.
+/// Connects a rank's GPU to those of the other ranks.
 pub struct Communicator {
     shared: Arc<Shared>,
     place: Place,
@@ -197,7 +199,7 @@ pub struct Communicator {
 
 struct Shared {
     nccl: Arc<Nccl>,
-    /// None once it was aborted or destroyed.
+    /// `None` after it was aborted or destroyed.
     handle: Mutex<Option<Communication>>,
 }
 
@@ -205,7 +207,7 @@ struct Shared {
 #[derive(Clone, Copy)]
 struct Communication(Handle);
 
-// SAFETY: NCCL's communicators may be used by any thread.
+// SAFETY: NCCL's communicators may be used from any thread.
 unsafe impl Send for Communication {}
 
 /// Aborts a communicator, from any thread.
@@ -216,7 +218,7 @@ impl Communicator {
     /// Connects this rank's GPU to the others. Waits for all ranks.
     ///
     /// # Safety
-    /// The CUDA context of the rank's GPU is current in this thread, and lives longer than the communicator.
+    /// The CUDA context of the rank's GPU is current on this thread and outlives the communicator.
     pub unsafe fn connect(
         nccl: &Arc<Nccl>,
         id: Id,
@@ -224,25 +226,26 @@ impl Communicator {
     ) -> Result<Communicator, NcclError> {
         let mut handle = ptr::null_mut();
         let (rank, ranks) = (place.rank as c_int, place.ranks as c_int);
-        // SAFETY: the handle is written; the context is current by the caller's promise.
+        // SAFETY: the handle is written. The caller guarantees that the context is current.
         let code = unsafe { (nccl.functions.comm_init_rank)(&mut handle, ranks, id.0, rank) };
         nccl.check("ncclCommInitRank", code, ptr::null_mut())?;
         let handle = Mutex::new(Some(Communication(handle)));
         Ok(Communicator { shared: Arc::new(Shared { nccl: nccl.clone(), handle }), place })
     }
 
-    /// Which rank this is.
+    /// This rank and the number of ranks.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// Enqueues messages to other ranks and from them. Those between two ranks arrive in the order in which both list
-    /// them.
+    /// Enqueues messages to and from other ranks. Messages between two ranks are matched in the
+    /// order in which both list them.
     ///
     /// # Safety
-    /// All pieces are memory of this rank's GPU. Until the stream has executed this, nothing writes what is sent and
-    /// nothing accesses what is received, which does not overlap anything else here. For every message, the other rank
-    /// enqueues its counterpart with as many bytes.
+    /// All pieces are memory of this rank's GPU. Until the stream has executed this call, nothing
+    /// writes the memory that is sent and nothing accesses the memory that is received. Received
+    /// memory does not overlap any other piece of this call. For every message, the other rank
+    /// enqueues its counterpart with the same number of bytes.
     pub unsafe fn exchange(
         &self,
         sends: &[Message],
@@ -261,14 +264,14 @@ impl Communicator {
         check("ncclGroupStart", unsafe { group_start() })?;
         let mut queued = Ok(());
         for &Message { rank, piece } in sends {
-            // SAFETY: by the promise of the caller.
+            // SAFETY: guaranteed by the caller.
             let code = unsafe {
                 send(device(&piece), piece.bytes, library::BYTES, rank as c_int, handle, stream.0)
             };
             queued = queued.and(check("ncclSend", code));
         }
         for &Message { rank, piece } in receives {
-            // SAFETY: by the promise of the caller.
+            // SAFETY: guaranteed by the caller.
             let code = unsafe {
                 receive(
                     device(&piece),
@@ -281,20 +284,20 @@ impl Communicator {
             };
             queued = queued.and(check("ncclRecv", code));
         }
-        // A group that was started must be ended, whatever happened.
+        // A started group must be ended, even after an error.
         // SAFETY: as above.
         let ended = check("ncclGroupEnd", unsafe { group_end() });
         queued.and(ended)
     }
 
-    /// An error that happened after a call returned, such as another rank's end.
+    /// An asynchronous error, such as the loss of another rank.
     pub fn failure(&self) -> Option<NcclError> {
         let handle = match self.shared.handle() {
             Ok(handle) => handle,
             Err(error) => return Some(error),
         };
         let mut state = library::SUCCESS;
-        // SAFETY: the communicator lives, and the state is written.
+        // SAFETY: the communicator is alive, and the state is written.
         let code = unsafe { (self.shared.nccl.functions.comm_get_async_error)(handle, &mut state) };
         let state = if code == library::SUCCESS { state } else { code };
         if state == library::IN_PROGRESS {
@@ -303,12 +306,12 @@ impl Communicator {
         self.shared.nccl.check("NCCL", state, handle).err()
     }
 
-    /// Aborts it, from any thread.
+    /// Returns a handle that can abort this communicator from any thread.
     pub fn aborter(&self) -> Aborter {
         Aborter(self.shared.clone())
     }
 
-    /// Waits for everything that was enqueued and disconnects. Every rank does this.
+    /// Waits for all enqueued work and disconnects. Every rank must call this.
     pub fn finish(self) -> Result<(), NcclError> {
         let Some(Communication(handle)) = self.shared.take() else {
             return Err(NcclError::Aborted);
@@ -321,7 +324,7 @@ impl Communicator {
     }
 }
 
-/// A communicator that was not finished is aborted: finishing would wait for ranks that may be gone.
+/// Aborts a communicator that was not finished. Finishing would wait for ranks that may be gone.
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.aborter().abort();
@@ -329,10 +332,12 @@ impl Drop for Communicator {
 }
 
 impl Aborter {
-    /// Stops everything under way. May take forever, so it belongs on a thread that the process does not wait for.
+    /// Stops all work in flight. This may block forever, so call it on a thread that the process
+    /// does not join.
     pub fn abort(&self) {
         if let Some(Communication(handle)) = self.0.take() {
-            // SAFETY: the handle was taken, so it is not destroyed again. NCCL allows this while calls are under way.
+            // SAFETY: the handle was taken, so it is not destroyed again. NCCL allows this during
+            // other calls.
             unsafe { (self.0.nccl.functions.comm_abort)(handle) };
         }
     }

@@ -1,4 +1,4 @@
-//! The loader and the calls, against a library of the same names. What NCCL itself does needs a GPU.
+//! Tests of the loader and the calls, against a fake library. Testing NCCL itself needs a GPU.
 
 use super::*;
 use libloading::os::unix as loading;
@@ -8,7 +8,7 @@ use std::sync::{MutexGuard, OnceLock};
 
 const STREAM: Stream = Stream(ptr::without_provenance_mut(0x77));
 
-/// Compiles the fake into a folder of its own.
+/// Compiles the fake into its own directory.
 fn compile(name: &str, options: &[&str]) -> PathBuf {
     let folder =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tmp").join(format!("nccl-{name}"));
@@ -33,7 +33,7 @@ fn load(folder: &Path) -> Result<Arc<Nccl>, NcclError> {
     Nccl::load(&[variable].into())
 }
 
-/// The fake, for one test at a time: it has one list of calls.
+/// The fake library. Only one test uses it at a time, because it has a single list of calls.
 struct Fake {
     nccl: Arc<Nccl>,
     library: loading::Library,
@@ -56,12 +56,12 @@ impl Fake {
     }
 
     fn call(&self, name: &str) {
-        // SAFETY: functions without arguments and results, in `fake.c`.
+        // SAFETY: these functions in `fake.c` have no arguments and no result.
         unsafe { (*self.library.get::<unsafe extern "C" fn()>(name.as_bytes()).unwrap())() }
     }
 
     fn calls(&self) -> String {
-        // SAFETY: returns a string that ends with a zero, in `fake.c`.
+        // SAFETY: this function in `fake.c` returns a null-terminated string.
         unsafe {
             let calls = *self
                 .library
@@ -124,7 +124,7 @@ fn messages_to_no_other_rank_reach_no_library() {
     let communicator = fake.communicator();
     fake.call("fake_clear");
     let good = messages([(0, 0, 1)]);
-    // Itself, and one that is not there.
+    // The rank itself, and a rank that does not exist.
     for wrong in [1, 3] {
         let bad = messages([(0, 0, 1), (wrong, 0, 1)]);
         for (sends, receives) in [(&bad[..], &good[..]), (&good, &bad)] {
@@ -150,7 +150,7 @@ fn a_group_that_fails_is_ended() {
     assert!(fake.calls().starts_with("start\n") && fake.calls().ends_with("end\n"));
 }
 
-/// Whichever comes first, a communicator is aborted or destroyed once, and not used afterwards.
+/// A communicator is aborted or destroyed only once, and not used afterwards.
 #[test]
 fn an_abort_happens_once() {
     let fake = Fake::new();

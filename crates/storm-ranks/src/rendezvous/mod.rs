@@ -1,7 +1,8 @@
-//! Brings a small message from the first rank to all others, before an engine connects them: NCCL's id, or the address
-//! of the first rank's [`crate::Watch`].
+//! Sends a small message from rank 0 to all others before an engine connects them: the NCCL ID, or
+//! the address of rank 0's [`crate::Watch`].
 //!
-//! Each launcher has a way of its own: MPI's broadcast, the store of `torchrun`, and a port of Slurm's first host.
+//! The method depends on the launcher: an MPI broadcast, `torchrun`'s store, or a port on the first
+//! host of a Slurm step.
 
 mod slurm;
 mod store;
@@ -13,39 +14,39 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// The longest message.
+/// Maximum message length.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Why ranks do not meet.
+/// Why a rendezvous failed.
 #[derive(Debug, Error)]
 pub enum RendezvousError {
-    /// A launcher's variable is missing or means nothing.
+    /// A launcher's variable is missing or invalid.
     #[error("{launcher} started this process, but {variable} is {problem}")]
     Variable {
-        /// Whose variable.
+        /// The launcher.
         launcher: Launcher,
-        /// Its name.
+        /// The variable's name.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// `torchrun` keeps no store for its processes.
+    /// `torchrun` provides no store.
     #[error(
         "this torchrun keeps no store for the processes that it starts. Use PyTorch 2.4 or newer, with --standalone \
          or with --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
     )]
     NoAgentStore,
-    /// The store does not answer as expected.
+    /// The store failed.
     #[error("torchrun's store at {host}:{port} failed: {source}")]
     Store {
         /// Its host.
         host: String,
         /// Its port.
         port: u16,
-        /// What happened.
+        /// The cause.
         source: io::Error,
     },
-    /// The port that follows from Slurm's job is taken.
+    /// The port derived from the Slurm job and step cannot be used.
     #[error(
         "port {port} on {host}, which follows from Slurm's job and step, cannot be used: {source}. Set \
          STORM_RENDEZVOUS_PORT to a free one, for all ranks"
@@ -55,55 +56,55 @@ pub enum RendezvousError {
         host: String,
         /// The port.
         port: u16,
-        /// What happened.
+        /// The cause.
         source: io::Error,
     },
-    /// The first rank is not on the first host.
+    /// Rank 0 is not on the first host.
     #[error(
         "the first rank runs on {host}, but the first host of Slurm's step is {first}. Use srun's default --distribution"
     )]
     NotFirstHost {
-        /// Where it runs.
+        /// The host of rank 0.
         host: String,
-        /// Where the others look for it.
+        /// The first host, where the other ranks look for it.
         first: String,
     },
     /// Ranks cannot be connected by sockets.
     #[error("ranks cannot be connected: {0}")]
     Sockets(io::Error),
-    /// Not all ranks came.
+    /// Not all ranks connected.
     #[error("{missing} of {ranks} ranks did not connect to the first one within {} s", .time.as_secs())]
     Missing {
-        /// How many.
+        /// Number of missing ranks.
         missing: u32,
-        /// Of how many.
+        /// Number of ranks.
         ranks: u32,
-        /// How long it waited.
+        /// The timeout.
         time: Duration,
     },
-    /// Message of the wrong size.
+    /// The message is too long.
     #[error("a message of {0} bytes; at most {MESSAGE_BYTES_MAX} are allowed")]
     TooLong(u64),
     /// A broadcast failed.
     #[error(transparent)]
     Rank(#[from] RankError),
-    /// No rendezvous: no launcher, or one that connects its processes by MPI.
+    /// The launcher needs no rendezvous: there is none, or it connects its processes through MPI.
     #[error("{0} needs no rendezvous")]
     NotNeeded(Launcher),
 }
 
-/// A way to bring a message from the first rank to all.
+/// A method of sending a message from rank 0 to all.
 pub enum Rendezvous<'a> {
-    /// By an engine that runs already.
+    /// A running engine.
     Engine(&'a mut dyn Engine),
-    /// By the store of `torchrun`.
+    /// `torchrun`'s store.
     Store(store::StoreMeeting),
-    /// By a port of Slurm's first host.
+    /// A port on the first host of a Slurm step.
     Slurm(slurm::SlurmMeeting),
 }
 
 impl Rendezvous<'static> {
-    /// The way of `torchrun` and `srun`, from their variables.
+    /// The method for `torchrun` or `srun`, configured from their variables.
     pub fn of_launcher(
         launch: &Launch,
         variables: &Variables,
@@ -118,8 +119,8 @@ impl Rendezvous<'static> {
 }
 
 impl Rendezvous<'_> {
-    /// Returns the message of the first rank on every rank; those of the others do not count. Each message of a run has
-    /// another `name`.
+    /// Returns rank 0's message on every rank. The messages of other ranks are ignored. Each
+    /// message of a run needs a unique `name`.
     pub fn share(
         &mut self,
         launch: &Launch,
@@ -150,7 +151,7 @@ fn share_by_engine(engine: &mut dyn Engine, message: &[u8]) -> Result<Vec<u8>, R
     Ok(bytes)
 }
 
-/// A variable of a launcher that must be set.
+/// The value of a launcher's variable, which must be set.
 fn required<'a>(
     launcher: Launcher,
     variables: &'a Variables,
@@ -165,7 +166,7 @@ fn required<'a>(
         .ok_or_else(missing)
 }
 
-/// A port in a variable.
+/// Parses the port in a variable.
 fn port(launcher: Launcher, variable: &'static str, value: &str) -> Result<u16, RendezvousError> {
     value.parse().ok().filter(|port| *port != 0).ok_or_else(|| {
         let value: String = value.chars().take(40).collect();

@@ -1,8 +1,9 @@
-//! Ranks of a Slurm step meet at a port of the step's first host, which follows from the numbers of job and step.
+//! Rendezvous for the ranks of a Slurm step, at a port on the step's first host. The port is
+//! derived from the job and step IDs.
 //!
-//! Slurm gives its processes no common secret, so the token on the connections follows from these numbers too. It
-//! keeps two runs apart, and does not stop anyone on the cluster's network who means harm, as NCCL's own connections
-//! do not.
+//! Slurm gives its processes no shared secret, so the token is also derived from these IDs. It
+//! keeps runs apart but does not stop an attacker on the cluster's network. Neither do NCCL's own
+//! connections.
 
 use super::{MESSAGE_BYTES_MAX, RendezvousError, port, required};
 use crate::hello::{Token, connect, hear};
@@ -12,23 +13,23 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Names the port, if the one that follows from the job is taken.
+/// Overrides the port, if the derived one is taken.
 const PORT_VARIABLE: &str = "STORM_RENDEZVOUS_PORT";
 
-/// Below the ports that systems give to outgoing connections.
+/// Below the usual range of ephemeral ports.
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// How often the first rank looks for new connections.
+/// How often rank 0 polls for new connections.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Where the ranks of a step meet.
+/// The rendezvous of a Slurm step.
 pub struct SlurmMeeting {
     /// The first host of the step.
     host: String,
-    /// The host that this process runs on, as Slurm calls it.
+    /// This process's host, as Slurm names it.
     own_host: String,
     port: u16,
-    /// Job and step.
+    /// Job and step IDs.
     run: String,
     time: Duration,
 }
@@ -80,7 +81,7 @@ impl SlurmMeeting {
         RendezvousError::Port { host: self.host.clone(), port: self.port, source }
     }
 
-    /// The first rank's part: every other rank connects once and is told the message.
+    /// Rank 0's part: sends the message to every other rank, which connects once.
     fn give(
         &self,
         ranks: u32,
@@ -99,7 +100,7 @@ impl SlurmMeeting {
         is_told[0] = true;
         while is_told.contains(&false) {
             match listener.accept() {
-                // A stranger, or a rank that broke off; that one connects again.
+                // Not a rank, or a rank that disconnected. A rank will connect again.
                 Ok((stream, _)) => match tell(&stream, token, ranks, message) {
                     Ok(rank) => is_told[rank as usize] = true,
                     Err(_) => continue,
@@ -115,7 +116,7 @@ impl SlurmMeeting {
     }
 }
 
-/// Tells one rank the message, and waits until it has it.
+/// Sends the message to one rank and waits for its acknowledgment.
 fn tell(mut stream: &TcpStream, token: &Token, ranks: u32, message: &[u8]) -> io::Result<u32> {
     let rank = hear(stream, token, ranks)?;
     stream.write_all(&(message.len() as u32).to_le_bytes())?;
@@ -124,7 +125,7 @@ fn tell(mut stream: &TcpStream, token: &Token, ranks: u32, message: &[u8]) -> io
     Ok(rank)
 }
 
-/// Another rank's part, once it is connected.
+/// The other ranks' part: receives the message on an open connection.
 fn take(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
@@ -138,7 +139,7 @@ fn take(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// The first host of Slurm's notation: `gpu003` for `gpu[003-007,9],login1`.
+/// The first host of a Slurm host list: `gpu003` for `gpu[003-007,9],login1`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.chars();
@@ -168,7 +169,7 @@ fn token(text: &str) -> Token {
     token
 }
 
-/// FNV-1a: the same on every rank. `salt` makes independent ones.
+/// FNV-1a, which is the same on every rank. Each `salt` gives an independent hash.
 fn hash(text: &str, salt: u8) -> u64 {
     let bytes = std::iter::once(salt).chain(text.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -198,7 +199,8 @@ mod tests {
         assert_eq!(first_host(&"a".repeat(300)), None);
     }
 
-    /// Slurm's variables on one machine. Each test has a port of its own, which the system assigned just before.
+    /// Slurm's variables on one machine. Each test gets its own port, assigned by the system just
+    /// before.
     fn variables() -> Variables {
         let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port().to_string();
         let pairs = [
@@ -225,7 +227,7 @@ mod tests {
         meeting.share(&launch, name, format!("{name} of rank {rank}").as_bytes())
     }
 
-    /// Whoever comes first, and with strangers at the same port.
+    /// In any order of arrival, and with foreign connections to the same port.
     #[test]
     fn all_ranks_get_the_first_ones_message() {
         let variables = variables();
@@ -235,7 +237,7 @@ mod tests {
                 let share = |rank| share(&variables, rank, LONG, name).unwrap();
                 let ranks: Vec<_> =
                     [3, 1, 0, 2].map(|rank| scope.spawn(move || share(rank))).into();
-                // It connects before, during or after the meeting.
+                // This may connect before, during or after the rendezvous.
                 if let Ok(mut stranger) = TcpStream::connect(("127.0.0.1", port)) {
                     let _ = stranger.write_all(&[b'x'; 100]);
                 }

@@ -1,8 +1,8 @@
-//! A client of the store that `torchrun` keeps for the processes that it starts: PyTorch's `TCPStore`.
+//! A client of PyTorch's `TCPStore`, which `torchrun` runs for the processes that it starts.
 //!
-//! A connection begins with a magic number. A query is a byte that says which, then its arguments; lengths and numbers
-//! have the byte order of the machine and 64 bits. Only three queries are used. Answers are not trusted: they have
-//! a longest length, and every read has a deadline.
+//! A connection starts with a magic number. A query is a byte for its kind, followed by its
+//! arguments. Lengths and numbers have 64 bits in native byte order. Answers are not trusted: their
+//! length is limited, and every read has a deadline.
 
 use super::{MESSAGE_BYTES_MAX, RendezvousError, port, required};
 use crate::launch::{Launch, Launcher, Variables};
@@ -17,10 +17,10 @@ const WAIT: u8 = 6;
 
 const MAGIC: u32 = 0x3C85_F7CE;
 
-/// The answer to [`WAIT`] when the key is there.
+/// The answer to [`WAIT`] once the key is set.
 const STOP_WAITING: u8 = 0;
 
-/// Where `torchrun`'s store is, and what the keys of this run begin with.
+/// The address of `torchrun`'s store, and the key prefix of this run.
 pub struct StoreMeeting {
     host: String,
     port: u16,
@@ -38,7 +38,7 @@ impl StoreMeeting {
         if variables.get("TORCHELASTIC_USE_AGENT_STORE").map(String::as_str) != Some("True") {
             return Err(RendezvousError::NoAgentStore);
         }
-        // A run that torchrun starts again has the same store, where the messages of the first start still are.
+        // A run restarted by torchrun has the same store, which still contains the old messages.
         let restarts = required("TORCHELASTIC_RESTART_COUNT")?;
         let run = required("TORCHELASTIC_RUN_ID")?;
         Ok(StoreMeeting {
@@ -124,7 +124,7 @@ impl Store {
         self.stream.write_all(&[&[query], arguments].concat())
     }
 
-    /// Reads exactly these bytes; the deadline counts for all of them together.
+    /// Reads exactly this many bytes. The deadline applies to the whole read.
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let mut at = 0;
         while at < bytes.len() {
@@ -161,7 +161,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// A server that sends these bytes to its first client, and what that client gets.
+    /// Starts a server that sends these bytes to its first client. Returns the value that the
+    /// client gets.
     fn answer_with(bytes: Vec<u8>, time: Duration) -> io::Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -169,7 +170,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&bytes).unwrap();
             stream.shutdown(std::net::Shutdown::Write).unwrap();
-            // Until the client leaves.
+            // Wait until the client disconnects.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let got = Store::connect("127.0.0.1", port, Instant::now() + time)
@@ -187,7 +188,7 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{length}");
         }
         assert!(answer_with(vec![1], LONG).is_err());
-        // A length that would fill the memory.
+        // A length that would exhaust memory.
         for length in [1001, 1 << 40, u64::MAX] {
             let bytes = [&[STOP_WAITING], length.to_ne_bytes().as_slice()].concat();
             let error = answer_with(bytes, LONG).unwrap_err().to_string();
