@@ -1,4 +1,5 @@
-//! The cache's layout: `models--OWNER--MODEL/refs/REVISION` names a commit, `snapshots/COMMIT` has its files.
+//! The cache layout: `models--OWNER--MODEL/refs/REVISION` contains a commit, and `snapshots/COMMIT`
+//! contains its files.
 
 use crate::files::{CONFIG, SINGLE, shards};
 use crate::name::is_hash;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
 impl Hub {
-    /// A model in the cache, if all its wanted files are there.
+    /// Finds a model in the cache, if all wanted files are there.
     pub fn find(&self, name: &HubName, wanted: Wanted) -> Option<Snapshot> {
         let repository = self.repository(name);
         let revision = name.revision();

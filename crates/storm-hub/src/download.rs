@@ -11,16 +11,16 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
-/// How often a broken connection is retried, each time from where the last one stopped.
+/// Number of retries after a broken connection. Each one resumes where the last one stopped.
 const RETRIES: usize = 3;
 
-/// Digits of the hash that identifies weights.
+/// Hex digits of a SHA-256 hash, which identifies weights.
 const SHA256_DIGITS: usize = 64;
 
 /// The progress of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Its name.
+    /// The file's name.
     pub file: &'a str,
     /// Bytes downloaded.
     pub done: u64,
@@ -49,7 +49,7 @@ impl Hub {
             return Err(self.nonsense("a commit that is no hash".to_owned()));
         }
         let all: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-        // The commit, not the branch: the branch may move during the download.
+        // Use the commit, because the branch may move during the download.
         let from = From { hub: self, api: &api, name, repo: repo(&info.sha), commit: &info.sha };
         match wanted {
             Wanted::Config if all.iter().any(|file| file == CONFIG) => {
@@ -69,7 +69,7 @@ impl Hub {
                 }
             }
         }
-        // Last: a name that is found must stand for a complete file.
+        // Last, because a ref in the cache must point to a complete snapshot.
         let cache = Cache::new(self.cache.clone());
         cache.repo(repo(name.revision())).create_ref(&info.sha).map_err(|error| self.io(error))?;
         let directory = from.directory();
@@ -90,7 +90,7 @@ impl Hub {
         }
     }
 
-    /// What the user can do about an error of the library.
+    /// Converts an error of the library into one that tells the user what to do.
     fn words(&self, name: &HubName, file: &str, error: ApiError) -> HubError {
         let (model, endpoint) = (name.to_string(), self.endpoint.clone());
         let file = if file.is_empty() { model.clone() } else { format!("{file} of {model}") };
@@ -120,7 +120,7 @@ impl Hub {
     }
 }
 
-/// Whether an error is the network's, not the disk's.
+/// Whether an error comes from the network rather than the disk.
 fn is_of_network(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -150,7 +150,7 @@ impl From<'_> {
         self.hub.repository(self.name).join("snapshots").join(self.commit)
     }
 
-    /// The files of the weights; the index must already be there.
+    /// The weight files. The index must already be downloaded.
     fn weights(&self, all: &[String]) -> Result<Vec<String>, HubError> {
         if all.iter().any(|file| file == SINGLE) {
             return Ok(vec![SINGLE.to_owned()]);
@@ -167,7 +167,7 @@ impl From<'_> {
         }
     }
 
-    /// Downloads a file unless it is there.
+    /// Downloads a file unless it is in the cache.
     fn get(&self, file: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), HubError> {
         let pointer = self.directory().join(file);
         if pointer.is_file() {
@@ -203,8 +203,9 @@ impl From<'_> {
         self.hub.repository(self.name).join("blobs").join(metadata.etag())
     }
 
-    /// Prepares what an interrupted download left so that the rest can be requested. A complete part has no rest to
-    /// request, so its last byte is removed; a part that is too long belongs to another file and is removed.
+    /// Prepares the partial file of an interrupted download to be resumed. A complete part leaves
+    /// nothing to request, so its last byte is removed. A part that is too long belongs to another
+    /// file and is deleted.
     fn prepare_part(&self, metadata: &Metadata) -> io::Result<()> {
         let part = self.blob(metadata).with_extension("part");
         let Ok(found) = fs::symlink_metadata(&part) else { return Ok(()) };

@@ -8,11 +8,11 @@ const ENDPOINT: &str = "https://huggingface.co";
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Hub {
-    /// The hub that the environment names, with the variables of `huggingface_hub`: `HF_HUB_CACHE`, `HF_HOME`,
-    /// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
+    /// The hub configured by the environment variables of `huggingface_hub`: `HF_HUB_CACHE`,
+    /// `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// No variable says where the cache is.
+    /// No variable determines the cache directory.
     pub fn from_environment() -> Result<Hub, HubError> {
         Hub::from_variables(|name| std::env::var_os(name))
     }
@@ -25,7 +25,7 @@ impl Hub {
         let user = || folder("HOME").map(|home| home.join(".cache/huggingface/hub"));
         let cache = folder("HF_HUB_CACHE").or_else(home).or_else(shared).or_else(user);
         let cache = cache.ok_or(HubError::NoCache)?;
-        // The links of a snapshot are relative, so their paths must both be absolute.
+        // Links in a snapshot are relative, so both of their paths must be absolute.
         let cache = std::path::absolute(&cache).unwrap_or(cache);
         let text = |name: &str| given(name).and_then(|value| value.into_string().ok());
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());

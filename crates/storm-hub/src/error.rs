@@ -3,10 +3,10 @@ use std::path::PathBuf;
 /// Why a model is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// No folder for models.
+    /// No variable determines the cache directory.
     #[error("there is no folder to keep models of a hub in; set HF_HOME to one")]
     NoCache,
-    /// It is not in the cache, and downloads are not allowed.
+    /// The model is not in the cache, and downloads are disabled.
     #[error(
         "{name} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids to download it; unset that, or give \
          the path of a folder (there is none of that name here)"
@@ -15,7 +15,7 @@ pub enum HubError {
         /// The model.
         name: String,
     },
-    /// The hub does not know it, or hides it.
+    /// The hub does not have the model, or hides it.
     #[error(
         "{endpoint} has no model {name} that may be seen, and there is no folder of that name here; check the name, and for \
          a private model set HF_TOKEN"
@@ -26,7 +26,7 @@ pub enum HubError {
         /// The hub.
         endpoint: String,
     },
-    /// Its owner requires something first.
+    /// The model is gated or private.
     #[error(
         "{endpoint} does not hand out {name}: it is gated or private. Accept its conditions on {endpoint}/{page}, and set \
          HF_TOKEN to a token of your account that may read it"
@@ -34,12 +34,12 @@ pub enum HubError {
     Gated {
         /// The model.
         name: String,
-        /// Its page.
+        /// The path of its page.
         page: String,
         /// The hub.
         endpoint: String,
     },
-    /// Weights that can run code when they are loaded.
+    /// The weights are in a format that can run code when loaded.
     #[error(
         "{name} has its weights only as {file}, a format that can run code when it is loaded; name a model with \
          safetensors, or convert it where you trust it (`save_pretrained` writes safetensors) and give the folder"
@@ -50,7 +50,7 @@ pub enum HubError {
         /// The first such file.
         file: String,
     },
-    /// A file that every model has is missing.
+    /// A required file is missing.
     #[error("{name} has no {missing}: it is no model that can be used here")]
     NotAModel {
         /// The repository.
@@ -58,7 +58,7 @@ pub enum HubError {
         /// The file.
         missing: &'static str,
     },
-    /// No room left.
+    /// The disk is full.
     #[error(
         "{}: the disk is full; free some space, or set HF_HOME to a folder on a larger disk. What is there is gone on with",
         path.display()
@@ -78,35 +78,35 @@ pub enum HubError {
     Damaged {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// An answer that makes no sense.
+    /// The hub sent an invalid answer.
     #[error("{endpoint} answers what no hub does: {problem}")]
     Nonsense {
         /// The hub.
         endpoint: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// The network, or the hub.
+    /// The network or the hub failed.
     #[error(
         "cannot download {file} from {endpoint}: {problem}; the same command goes on where this one stopped"
     )]
     Network {
-        /// What was asked for.
+        /// The requested file.
         file: String,
         /// The hub.
         endpoint: String,
-        /// Why not.
+        /// The problem.
         problem: String,
     },
-    /// The file system refused.
+    /// A file system operation failed.
     #[error("cannot use the cache {}: {source}", path.display())]
     Io {
         /// The cache.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Which files of a model to download.
+//! Selects the files of a model to download.
 
 use crate::HubError;
 use serde::Deserialize;
@@ -11,13 +11,13 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// An index of a thousand shards is far smaller.
+/// Far more than the index of a thousand shards.
 const INDEX_BYTES_MAX: u64 = 16 << 20;
 
-/// Endings of files that hold pickles or other code.
+/// Extensions of files that contain pickles or other code.
 const CODE_ENDINGS: [&str; 7] = [".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5"];
 
-/// Kinds of small files to download.
+/// Extensions of small files to download.
 const TEXT_ENDINGS: [&str; 3] = [".json", ".jinja", ".txt"];
 
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether a name is that of a file in the folder itself, on any system.
+/// Whether a name denotes a file directly in the directory, on any operating system.
 pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255
@@ -34,7 +34,8 @@ pub(crate) fn is_plain(name: &str) -> bool {
         && !name.contains(char::is_control)
 }
 
-/// The small files to download from a repository: everything but weights, including their index.
+/// The small files to download from a repository: everything but the weights, including their
+/// index.
 pub(crate) fn small_files(all: &[String], is_carried: fn(&str) -> bool) -> Vec<String> {
     let is_wanted = |name: &&String| {
         let is_text = TEXT_ENDINGS.iter().any(|ending| name.ends_with(ending));
@@ -48,7 +49,7 @@ pub(crate) fn small_files(all: &[String], is_carried: fn(&str) -> bool) -> Vec<S
     files
 }
 
-/// Why a repository cannot be used, judged by its file names.
+/// Checks by file names whether a repository can be used.
 pub(crate) fn check(model: &str, all: &[String]) -> Result<(), HubError> {
     let has = |file: &str| all.iter().any(|name| name == file);
     let name = model.to_owned();
@@ -65,7 +66,7 @@ pub(crate) fn check(model: &str, all: &[String]) -> Result<(), HubError> {
     }
 }
 
-/// The shards that the index in a folder names; none if it cannot be read.
+/// The shards listed in a directory's index. `None` if the index is not readable or not valid.
 pub(crate) fn shards(directory: &Path) -> Option<BTreeSet<String>> {
     let mut text = Vec::new();
     let file = open_plain(&directory.join(INDEX)).ok()?;

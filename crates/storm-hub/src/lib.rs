@@ -1,8 +1,8 @@
-//! Finds models by their names on a Hugging Face hub: in the local cache, or by downloading them into it.
+//! Finds models by name on a Hugging Face hub: in the local cache, or by downloading them into it.
 //!
-//! The cache is that of `huggingface_hub`, so STORM finds models that Python downloaded, and Python those that STORM
-//! downloaded. Data from the network is untrusted: only files of known kinds with plain names are accepted, and nothing
-//! that can run code. Weights must match the hash that the hub states.
+//! The cache is shared with `huggingface_hub`: STORM finds models downloaded by Python, and vice
+//! versa. Data from the network is untrusted: only files of known types with plain names are
+//! accepted, and none that can run code. Weights must match the hash stated by the hub.
 
 mod cache;
 mod download;
@@ -18,47 +18,49 @@ pub use name::HubName;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A hub, and where its models are cached.
+/// A hub and its local cache.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// Folder of the cache, with `models--…` for each model.
+    /// Cache directory, with a `models--…` directory for each model.
     pub cache: PathBuf,
-    /// `https://huggingface.co`.
+    /// Base URL, such as `https://huggingface.co`.
     pub endpoint: String,
-    /// For private or gated models.
+    /// Token for private or gated models.
     pub token: Option<String>,
-    /// Nothing is asked of the network.
+    /// Whether network access is disabled.
     pub is_offline: bool,
-    /// Pause before a broken connection is retried.
+    /// Delay before retrying a broken connection.
     pub retry_pause: Duration,
 }
 
 /// Which files of a model are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// config.json alone.
+    /// Only config.json.
     Config,
-    /// Weights, tokenizer and everything that belongs to them.
+    /// Weights, config, tokenizer and related files.
     All,
 }
 
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// A Hugging Face directory.
+    /// A model directory in Hugging Face format.
     pub directory: PathBuf,
-    /// The commit that it is of.
+    /// The commit of the snapshot.
     pub revision: String,
-    /// Whether something had to be downloaded.
+    /// Whether it was downloaded rather than found in the cache.
     pub is_new: bool,
 }
 
 impl Hub {
-    /// A model, from the cache if complete. Otherwise it is downloaded, resuming an interrupted download. `is_carried`
-    /// decides, by name, which small files to fetch besides config and weights.
+    /// Returns a model, from the cache if complete. Otherwise downloads it, resuming an interrupted
+    /// download. `is_carried` selects by name the small files to download in addition to config and
+    /// weights.
     ///
     /// # Errors
-    /// The model does not exist, access is denied, it has no usable weights, or the network or the disk fails.
+    /// The model does not exist, access is denied, it has no usable weights, or the network or the
+    /// disk fails.
     pub fn get(
         &self,
         name: &HubName,

@@ -1,17 +1,18 @@
 use std::fmt;
 
-/// The name of a model on a hub, `Qwen/Qwen2.5-7B-Instruct`, with or without a revision, `@main`.
+/// A model's name on a hub, such as `Qwen/Qwen2.5-7B-Instruct`, with an optional revision such as
+/// `@main`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubName {
     pub(crate) repository: String,
     pub(crate) revision: Option<String>,
 }
 
-/// Longer than any name of an owner, a model or a revision.
+/// Maximum length of an owner, model or revision.
 const PART_LETTERS_MAX: usize = 96;
 
 impl HubName {
-    /// Reads a name; none if it cannot be one.
+    /// Parses a name. `None` if it is not valid.
     pub fn parse(text: &str) -> Option<HubName> {
         let (repository, revision) = match text.split_once('@') {
             Some((repository, revision)) => (repository, Some(revision)),
@@ -25,7 +26,7 @@ impl HubName {
         })
     }
 
-    /// The same model at a commit.
+    /// The same model at a given revision.
     pub fn at(&self, revision: &str) -> HubName {
         HubName { repository: self.repository.clone(), revision: Some(revision.to_owned()) }
     }
@@ -35,7 +36,7 @@ impl HubName {
     }
 }
 
-/// As [`HubName::parse`] takes it.
+/// Formats the name as accepted by [`HubName::parse`].
 impl fmt::Display for HubName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.repository)?;
@@ -43,7 +44,7 @@ impl fmt::Display for HubName {
     }
 }
 
-/// Whether a text is a single component of a path and of a URL, safe in both.
+/// Whether a text is safe as a single component of a path and of a URL.
 pub(crate) fn is_part(text: &str) -> bool {
     text.len() <= PART_LETTERS_MAX
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
@@ -52,7 +53,7 @@ pub(crate) fn is_part(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// Whether a text is a commit or a hash.
+/// Whether a text is a hash, such as a commit ID.
 pub(crate) fn is_hash(text: &str) -> bool {
     (8..=128).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_hexdigit())
 }
