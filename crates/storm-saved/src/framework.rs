@@ -4,14 +4,14 @@ use storm_device::foreign::{ComputeStream, Foreign};
 
 /// The framework that owns the memory.
 pub trait Framework {
-    /// Memory that lives as long as the value.
+    /// Memory that stays allocated as long as the value lives.
     type Memory: Foreign;
-    /// Names memory without keeping it.
+    /// A weak reference to memory.
     type Origin;
-    /// What can go wrong.
+    /// The error type.
     type Error: From<DeviceError>;
 
-    /// New memory, first used in `stream`.
+    /// Allocates memory that is first used in `stream`.
     ///
     /// # Errors
     /// No memory is available.
@@ -23,6 +23,6 @@ pub trait Framework {
     /// The memory, if it is still alive.
     fn upgrade(&self, origin: &Self::Origin) -> Option<Self::Memory>;
 
-    /// How much memory is in use; none if the framework does not count it.
+    /// Current memory use. `None` if the framework does not track it.
     fn memory_use(&self, peak: Peak) -> Option<MemoryUse>;
 }

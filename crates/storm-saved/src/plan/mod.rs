@@ -1,92 +1,92 @@
-//! Plans what another framework saves between its forward and backward pass.
+//! Plans offloading for the tensors that another framework saves between forward and backward.
 //!
-//! We do not control the order of the framework's step. From one recorded step we learn what is saved,
-//! when it is needed again, and how much memory everything else uses meanwhile. For later steps we then
-//! decide what stays, what is offloaded, and when it is fetched back.
+//! We do not control the order of the framework's step. One recorded step shows what is saved, when
+//! it is needed again, and how much memory everything else uses meanwhile. For later steps the plan
+//! then decides which pieces stay, which are offloaded, and when they are fetched back.
 //!
-//! Time is counted in *positions*: one for each piece that is saved, in that order, then one for each
-//! piece that is needed, in the order of first need. Position `p` lasts until position `p + 1` begins.
+//! Time is counted in *positions*: one for each saved piece, in the order of saving, then one for
+//! each needed piece, in the order of first need. Position `p` lasts until position `p + 1` begins.
 
 mod range_max;
 
 use range_max::RangeMax;
 use storm_device::foreign::HOST_ALIGNMENT;
 
-/// What one step did.
+/// A record of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// What was saved, in that order.
+    /// The saved pieces, in the order of saving.
     pub pieces: Vec<RecordedPiece>,
-    /// By position: the most memory in use during it, without the pieces that the forward pass had
-    /// released. One entry for each piece, then one for each piece that was needed.
+    /// Peak memory use during each position, without the pieces that the forward pass had released.
+    /// One entry for each piece, then one for each piece that was needed.
     pub other_bytes: Vec<u64>,
     /// Memory in use when the step began.
     pub baseline_bytes: u64,
 }
 
-/// A range of memory that was saved.
+/// A saved range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedPiece {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: usize,
     /// The first position at which only the saved reference holds it.
     pub given_up: usize,
-    /// The positions of first and last need; none if it was never needed.
+    /// The positions of first and last need. `None` if it was never needed.
     pub needed: Option<(usize, usize)>,
-    /// How often it was saved: once by each tensor that shares it.
+    /// Number of saves: one by each tensor that shares it.
     pub saves: u32,
-    /// How often it was needed.
+    /// Number of uses.
     pub uses: u32,
-    /// Something else held it all the time, or there was no host memory for it. It stays, and counts as
-    /// part of everything else's memory.
+    /// Something else held it all the time, or there was no host memory for it. It stays, and its
+    /// bytes count in `other_bytes`.
     pub fixed: bool,
 }
 
-/// What is allowed.
+/// The memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowance {
-    /// So much memory in all.
+    /// A limit on total memory.
     Budget {
         /// Bytes.
         bytes: u64,
     },
-    /// The least memory that offloading can reach, plus this much.
+    /// The least memory that offloading can reach, plus a margin.
     Least {
         /// Bytes.
         window_bytes: u64,
     },
 }
 
-/// What becomes of a piece.
+/// Whether a piece is offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays where it is.
+    /// It stays on the device.
     Stay,
-    /// It is offloaded, to this offset in the host slab.
+    /// It is offloaded to the host slab.
     Move {
-        /// Its first byte there.
+        /// Offset in the slab.
         host_offset: usize,
     },
 }
 
-/// A fetch of a piece.
+/// A planned fetch of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedFetch {
-    /// When to give it out.
+    /// The position at which to issue it.
     pub position: usize,
-    /// What to fetch.
+    /// The index of the piece.
     pub piece: usize,
 }
 
-/// What the steps after a recording do.
+/// A plan for the steps after a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedPlan {
-    /// By piece.
+    /// The fate of each piece.
     pub fates: Vec<Fate>,
-    /// Size of the slab in host memory.
+    /// Size of the host slab.
     pub slab_bytes: usize,
-    /// By position: how many bytes may still be on their way out, not counting pieces that the forward
-    /// pass itself still holds.
+    /// By position: the maximum number of bytes still being offloaded, not counting pieces that the
+    /// forward pass itself still holds.
     pub leaving_bytes_max: Vec<u64>,
     /// In issue order.
     pub fetches: Vec<PlannedFetch>,
@@ -94,18 +94,18 @@ pub struct SavedPlan {
     pub peak_bytes: u64,
     /// The least peak that any plan could reach.
     pub least_bytes: u64,
-    /// What was allowed.
+    /// The limit that this plan was made for.
     pub allowed_bytes: u64,
-    /// How much the baseline that this plan is for differs from the recording's.
+    /// How much more memory is in use at the start of a step than when recorded.
     pub baseline_shift: i64,
 }
 
-/// Decides for every piece. `baseline_shift` is how much more memory is in use at the start of a step
-/// now than at the start of the recorded one.
+/// Makes a plan. `baseline_shift` is how much more memory is in use at the start of a step now than
+/// at the start of the recorded one.
 ///
-/// What the backward pass needs first was saved last. Keeping it avoids the most waiting per byte,
-/// because it would have the least time to leave and return. So pieces are kept in the order of their
-/// need, as long as they fit.
+/// The backward pass needs first what was saved last. Keeping those pieces avoids the most waiting
+/// per byte, because they would have the least time to leave and return. So pieces are kept in the
+/// order of need, as long as they fit.
 pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i64) -> SavedPlan {
     let pieces = &recording.pieces;
     let last = recording.other_bytes.len().saturating_sub(1);
@@ -151,7 +151,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     for &index in order.iter().filter(|&&index| !stays[index]) {
         let Some((first, _)) = pieces[index].needed else { continue };
         let bytes = pieces[index].bytes as i64;
-        // The earliest position from which it fits until it is needed.
+        // Find the earliest position from which it fits until it is needed.
         let (mut low, mut high) = (earliest.min(first), first);
         while low < high {
             let middle = usize::midpoint(low, high);
@@ -182,7 +182,8 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     }
 }
 
-/// One after another, in the order of saving: between the passes all of them exist together.
+/// Places moved pieces one after another, in the order of saving: they all exist at the same time
+/// between forward and backward.
 fn place(pieces: &[RecordedPiece], stays: &[bool]) -> (Vec<Fate>, usize) {
     let mut end = 0;
     let fates = pieces.iter().zip(stays).map(|(piece, &stays)| {

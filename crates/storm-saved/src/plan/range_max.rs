@@ -4,9 +4,9 @@
 #[derive(Clone, Debug)]
 pub(super) struct RangeMax {
     positions: usize,
-    /// By node: the maximum below it, without the additions pending at the nodes above.
+    /// By node: the maximum of its subtree, without the additions pending at the nodes above.
     maxima: Vec<i64>,
-    /// By node: what is added to all positions below it.
+    /// By node: the value added to its whole subtree.
     added: Vec<i64>,
 }
 
@@ -21,14 +21,14 @@ impl RangeMax {
         RangeMax { positions, maxima, added: vec![0; 2 * positions] }
     }
 
-    /// Adds to the positions `first..=last`; does nothing if the range is empty.
+    /// Adds to the positions `first..=last`. Does nothing if the range is empty.
     pub(super) fn add(&mut self, first: usize, last: usize, value: i64) {
         if first <= last {
             self.add_below(1, 0, self.positions, first, last + 1, value);
         }
     }
 
-    /// The maximum over the positions `first..=last`, a range that is not empty.
+    /// The maximum over the positions `first..=last`, which must not be empty.
     pub(super) fn max(&self, first: usize, last: usize) -> i64 {
         self.max_below(1, 0, self.positions, first, last + 1)
     }

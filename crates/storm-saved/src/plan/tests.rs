@@ -3,8 +3,8 @@ use storm_graph::random::{Purpose, Seed, Stream, words};
 
 const KIB: usize = 1024;
 
-/// `count` pieces of `bytes`, released one position after they are saved, needed in reverse; nothing else
-/// in use.
+/// `count` pieces of `bytes` each, released one position after they are saved and needed in reverse
+/// order. Nothing else is in use.
 fn chain(count: usize, bytes: usize) -> Recording {
     let pieces = (0..count).map(|index| RecordedPiece {
         bytes,
@@ -22,7 +22,8 @@ fn moved(plan: &SavedPlan) -> Vec<usize> {
     plan.fates.iter().enumerate().filter_map(moves).collect()
 }
 
-/// Memory in use at each position if everything leaves immediately and is fetched as planned.
+/// Memory in use at each position if every moved piece leaves immediately and is fetched as
+/// planned.
 fn in_use(recording: &Recording, plan: &SavedPlan) -> Vec<i64> {
     let mut bytes: Vec<i64> =
         recording.other_bytes.iter().map(|&other| other as i64 + plan.baseline_shift).collect();
@@ -76,7 +77,7 @@ fn a_shifted_baseline_takes_from_the_budget() {
 #[test]
 fn least_memory_moves_all_but_what_moving_cannot_help() {
     let mut recording = chain(8, KIB);
-    // The last is released only when it is first needed, with nothing in between.
+    // The last piece is released only when it is first needed, with nothing in between.
     recording.pieces[7].given_up = 8;
     let plan = plan_saved(&recording, Allowance::Least { window_bytes: 0 }, 0);
     assert_eq!(moved(&plan), [0, 1, 2, 3, 4, 5, 6]);
@@ -112,8 +113,8 @@ fn nothing_saved_is_a_plan_too() {
     assert_eq!((plan.fates.len(), plan.slab_bytes, plan.peak_bytes), (0, 0, 0));
 }
 
-/// Random recordings: budgets hold whenever possible, everything needed arrives in time and in order, and
-/// host addresses do not overlap.
+/// Random recordings: budgets hold whenever possible, every needed piece arrives in time and in
+/// order, and host addresses do not overlap.
 #[test]
 fn random_recordings_keep_to_their_budget() {
     for round in 0..300 {

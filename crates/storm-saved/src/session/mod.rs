@@ -1,4 +1,4 @@
-//! The session: accepts what is saved, returns what is needed, records and plans.
+//! The session: saves pieces, returns them when needed, records steps and plans later ones.
 
 mod mover;
 mod piece;
@@ -21,35 +21,35 @@ use std::sync::Arc;
 use step::{Mode, Step};
 use storm_device::foreign::{ComputeStream, Copies, Foreign};
 
-/// Steps in a row without a plan that are recorded; after that, every step is assumed to differ.
+/// Consecutive unplanned steps to record. After that, every step is assumed to differ.
 const RECORDED_IN_A_ROW_MAX: u64 = 4;
 
-/// How often a recording is tried again when every step differs.
+/// How often to record again when every step differs.
 const RECORDED_EVERY: u64 = 32;
 
-/// What a session may do.
+/// Memory limits of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedOptions {
-    /// How much memory.
+    /// Device memory limit.
     pub allowance: Allowance,
-    /// How much host memory.
+    /// Host memory limit.
     pub host_bytes_max: u64,
-    /// Without a plan: how many bytes may be in flight at a time, in each direction.
+    /// Without a plan: the maximum bytes in flight in each direction.
     pub window_bytes: u64,
 }
 
-/// What is saved.
+/// The memory to save.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Identifies live memory uniquely, for as long as its origin exists.
+    /// Uniquely identifies live memory, for as long as its origin exists.
     pub memory: usize,
-    /// How often it was changed.
+    /// The memory's version, which counts changes.
     pub version: u64,
-    /// The bytes of it to save.
+    /// The bytes to save.
     pub range: Range<usize>,
 }
 
-/// Names a piece that was saved.
+/// Refers to a saved piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceName {
     step: u64,
@@ -59,13 +59,13 @@ pub struct PieceName {
 /// Whether a name is used for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It is.
+    /// The first use.
     First,
-    /// It was used before: a second backward pass.
+    /// A later use: a second backward pass.
     Again,
 }
 
-/// Saved memory of one device.
+/// The saved memory of one device.
 pub struct Session<W: Framework> {
     options: SavedOptions,
     mover: Mover<W>,
@@ -73,12 +73,12 @@ pub struct Session<W: Framework> {
     current: u64,
     recordings: Recordings,
     record_next: bool,
-    /// Steps in a row that no plan fitted.
+    /// Consecutive steps that did not follow a plan.
     unplanned_steps: u64,
 }
 
 impl<W: Framework> Session<W> {
-    /// A session without steps.
+    /// Creates a session without steps.
     pub fn new(framework: W, copies: Arc<Copies>, options: SavedOptions) -> Session<W> {
         Session {
             mover: Mover::new(framework, copies, options.host_bytes_max),
@@ -91,7 +91,7 @@ impl<W: Framework> Session<W> {
         }
     }
 
-    /// Saves a range of `memory`. Work issued to `stream` so far has written it.
+    /// Saves a range of `memory`, which must have been written by work already issued to `stream`.
     ///
     /// # Errors
     /// From the device or the framework.
@@ -149,8 +149,9 @@ impl<W: Framework> Session<W> {
         Ok(PieceName { step: number, piece: index })
     }
 
-    /// A piece is saved once more. A tensor with a separate version counter may have written its memory since.
-    /// So it is offloaded after the last save, and copied again if it already was.
+    /// Handles another save of a piece. A tensor with a separate version counter may have written
+    /// its memory since. So a piece is offloaded after the last save, or copied again if it already
+    /// was offloaded.
     fn save_again(
         &mut self,
         number: u64,
@@ -177,7 +178,7 @@ impl<W: Framework> Session<W> {
         self.limit_leaving(number, stream)
     }
 
-    /// Returns a piece, with the byte of the original at which its memory begins.
+    /// Provides a piece to `hand_out`, with the offset of the original at which its memory begins.
     ///
     /// # Errors
     /// From the device or the framework.
@@ -251,7 +252,7 @@ impl<W: Framework> Session<W> {
         Ok(self.mover.pool.reserve(0)?)
     }
 
-    /// What was done so far.
+    /// Statistics so far.
     ///
     /// # Errors
     /// From the device.
@@ -298,7 +299,8 @@ impl<W: Framework> Session<W> {
         let Some(step) = self.steps.get_mut(&self.current) else { return Ok(()) };
         self.mover.limit_leaving(step, 0, |_| true, stream)?;
         if !step.is_backward() {
-            // A forward pass whose graph was dropped, such as an evaluation, records nothing useful.
+            // A forward pass whose graph was dropped, such as an evaluation, records nothing
+            // useful.
             self.steps.remove(&self.current);
             return Ok(());
         }
@@ -335,7 +337,8 @@ impl<W: Framework> Session<W> {
         Ok(Mode::Planned { recording, plan, next_fetch: 0, surprises: 0 })
     }
 
-    /// Checks that the next piece is the recorded one; otherwise switches to another recording, or to none.
+    /// Checks that the next piece matches the recording. If not, switches to another recording or
+    /// continues without a plan.
     fn follow(&mut self, number: u64, bytes: usize, stream: ComputeStream) -> Result<(), W::Error> {
         let step = &self.steps[&number];
         let Mode::Planned { recording, .. } = step.mode else { return Ok(()) };
@@ -350,7 +353,8 @@ impl<W: Framework> Session<W> {
         self.leave_plan(number, other, stream)
     }
 
-    /// Continues with another recording's plan, or without one: what it does not keep is offloaded now.
+    /// Continues with another recording's plan or without one. Pieces that it does not keep are
+    /// offloaded now.
     fn leave_plan(
         &mut self,
         number: u64,
@@ -379,7 +383,7 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// A piece is needed for the first time in its step: the next fetches start now.
+    /// Handles the first need of a piece in its step: starts the next fetches.
     fn advance(
         &mut self,
         name: PieceName,
@@ -444,7 +448,7 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// Limits the bytes being offloaded to what the position allows.
+    /// Limits the bytes being offloaded to the maximum at this position.
     fn limit_leaving(&mut self, number: u64, stream: ComputeStream) -> Result<(), W::Error> {
         let step = self.steps.get_mut(&number).expect("it runs");
         if step.leaving.is_empty() {

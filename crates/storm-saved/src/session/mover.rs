@@ -1,4 +1,4 @@
-//! Moves pieces: out, and back.
+//! Offloads and fetches pieces.
 
 use super::Framework;
 use super::piece::Place;
@@ -12,7 +12,7 @@ pub(super) struct Mover<W: Framework> {
     pub(super) framework: W,
     copies: Arc<Copies>,
     pub(super) pool: SlabPool,
-    /// Memory that only a copy still needs.
+    /// Memory that only a copy in flight still needs.
     abandoned: Vec<Abandoned<W>>,
     pub(super) clock: Clock,
     pub(super) report: SavedReport,
@@ -31,8 +31,8 @@ impl<W: Framework> Mover<W> {
         Mover { framework, copies, pool, abandoned: Vec::new(), clock, report, host_used_bytes: 0 }
     }
 
-    /// Offloads a piece that is on the device, to this place in the slab if it is free. It stays if there is no
-    /// host memory for it.
+    /// Offloads a piece that is on the device, to this offset in the slab if it is free. The piece
+    /// stays if there is no host memory for it.
     pub(super) fn send(
         &mut self,
         step: &mut Step<W>,
@@ -59,7 +59,7 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Copies an offloaded piece once more, to the same place, from its original memory.
+    /// Copies an offloaded piece to the same slot again, from its original memory.
     pub(super) fn send_again(
         &mut self,
         step: &mut Step<W>,
@@ -98,7 +98,7 @@ impl<W: Framework> Mover<W> {
     ) -> Result<(), W::Error> {
         let piece = &mut step.pieces[index];
         if let Place::Leaving(_) = piece.place {
-            // It is still on the device; cancel its release.
+            // It is still on the device, so cancel its release.
             step.leaving.retain(|&leaving| leaving != index);
         }
         let (Place::Away, Some(slot)) = (&piece.place, &mut piece.slot) else { return Ok(()) };
@@ -142,8 +142,8 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Frees the oldest pieces being offloaded, at the cost of a wait, until no more than `limit`
-    /// bytes are held by copies alone.
+    /// Frees the oldest pieces being offloaded, waiting if necessary, until copies alone hold at
+    /// most `limit_bytes` bytes.
     pub(super) fn limit_leaving(
         &mut self,
         step: &mut Step<W>,
@@ -180,7 +180,8 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Releases the device memory of a piece that the framework no longer needs; its host copy stays.
+    /// Releases the device memory of a piece that the framework no longer needs. Its host copy
+    /// stays.
     pub(super) fn let_go(&mut self, step: &mut Step<W>, index: usize) {
         match std::mem::replace(&mut step.pieces[index].place, Place::Away) {
             Place::Leaving(leaving) => self.abandoned.push(Abandoned::Leaving(leaving)),
@@ -189,7 +190,7 @@ impl<W: Framework> Mover<W> {
         }
     }
 
-    /// Releases a piece.
+    /// Releases a piece on the device and on the host.
     pub(super) fn forget(&mut self, step: &mut Step<W>, index: usize) {
         self.let_go(step, index);
         if step.pieces[index].slot.take().is_some() {

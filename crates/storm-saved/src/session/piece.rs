@@ -1,4 +1,4 @@
-//! One piece of saved memory, and where it is.
+//! A piece of saved memory and its location.
 
 use super::Framework;
 use crate::plan::RecordedPiece;
@@ -6,34 +6,34 @@ use storm_device::foreign::{Coming, Leaving, Slot};
 
 pub(super) struct Piece<W: Framework> {
     pub(super) bytes: usize,
-    /// Its first byte in the memory that it was saved from.
+    /// Offset in the memory that it was saved from.
     pub(super) offset: usize,
     pub(super) origin: W::Origin,
     pub(super) place: Place<W>,
-    /// Where it is in host memory, once offloaded.
+    /// Its slot in host memory, once offloaded.
     pub(super) slot: Option<Slot>,
     /// Whether it was ever offloaded.
     pub(super) moved: bool,
-    /// How often it was saved. Its bytes are at least as new as the last save.
+    /// Number of saves. Its bytes are at least as new as the last save.
     pub(super) saves: u32,
-    /// After how many saves it may be offloaded.
+    /// Number of saves after which it may be offloaded.
     pub(super) saves_expected: u32,
-    /// How many names of it are held.
+    /// Number of its names that are held.
     pub(super) holders: u32,
-    /// How many names of it were issued, not counting those released unused.
+    /// Number of its names that were issued, not counting those released unused.
     pub(super) names: u32,
-    /// How many of these were used.
+    /// Number of these that were used.
     pub(super) used: u32,
-    /// After how many uses it is no longer needed, as far as is known.
+    /// Number of uses after which it is no longer needed, if known.
     pub(super) uses_expected: Option<u32>,
     pub(super) given_up: Option<usize>,
     pub(super) needed: Option<(usize, usize)>,
-    /// Something else also holds it, or it could not be offloaded: it counts as memory that cannot be
-    /// moved.
+    /// Something else also holds it, or it could not be offloaded. It counts as memory that cannot
+    /// be moved.
     pub(super) fixed: bool,
 }
 
-/// How often a piece will be saved and used, as far as is known.
+/// The expected number of saves and uses of a piece, as far as known.
 #[derive(Clone, Copy)]
 pub(super) struct Expected {
     pub(super) saves: u32,
@@ -41,19 +41,19 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// It is offloaded immediately, and stays in host memory until its last name is used.
+    /// Offload immediately, and keep in host memory until the last name is used.
     pub(super) const NOTHING: Expected = Expected { saves: 1, uses: None };
 }
 
-/// Where the framework can find it.
+/// Where a piece is.
 pub(super) enum Place<W: Framework> {
-    /// In memory that begins at this byte of the original.
+    /// In device memory that begins at this offset of the original.
     Here(W::Memory, usize),
-    /// In its original memory, which a copy reads.
+    /// In its original memory, while it is copied to the host.
     Leaving(Leaving<W::Memory>),
     /// In host memory only.
     Away,
-    /// In memory that a copy fills.
+    /// In new device memory, while it is copied back.
     Coming(Coming<W::Memory>),
 }
 
@@ -84,7 +84,7 @@ impl<W: Framework> Piece<W> {
         }
     }
 
-    /// Bytes of the framework's memory that it takes, and that moving it would free.
+    /// Bytes of the framework's memory that it occupies and that moving it would free.
     pub(super) fn held_bytes(&self) -> u64 {
         match self.place {
             Place::Away => 0,
@@ -97,7 +97,7 @@ impl<W: Framework> Piece<W> {
         self.used >= self.uses_expected.unwrap_or(self.names).min(self.names)
     }
 
-    /// As it was seen, for a plan.
+    /// The record of this piece, for a plan.
     pub(super) fn recorded(&self, end: usize) -> RecordedPiece {
         let given_up = self.given_up.or(self.needed.map(|(first, _)| first)).unwrap_or(end);
         RecordedPiece {

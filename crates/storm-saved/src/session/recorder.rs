@@ -1,26 +1,26 @@
-//! How much memory everything but the saved pieces takes, position by position.
+//! Measures the memory use of everything but the saved pieces, by position.
 
-/// The framework's memory.
+/// The framework's memory use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// In use now.
     pub in_use_bytes: u64,
-    /// Allocated since the start, regardless of what was freed in between.
+    /// Allocated in total since the start. Frees are not subtracted.
     pub taken_bytes: u64,
-    /// The most that was in use since the peak was last reset.
+    /// Peak since it was last reset.
     pub peak_bytes: u64,
 }
 
-/// What happens to the framework's own record of its peak.
+/// What to do with the framework's own peak counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peak {
-    /// It continues.
+    /// Leave it unchanged.
     Keep,
-    /// It is reset to what is in use now.
+    /// Reset it to the current use.
     Forget,
 }
 
-/// Follows one step.
+/// Records one step.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     positions: Vec<Position>,
@@ -30,17 +30,17 @@ pub(super) struct Recorder {
 struct Position {
     start: MemoryUse,
     peak_bytes: u64,
-    /// Allocated when it was last read.
+    /// Total allocated at the last reading.
     taken_bytes: u64,
-    /// What the session holds while it lasts.
+    /// Bytes held by the session during the position.
     held_bytes: u64,
-    /// Pieces that were released while it lasted.
+    /// Bytes of the pieces that were released during the position.
     given_up_bytes: u64,
 }
 
 impl Position {
-    /// The most in use without the session's part, if the pieces released in this position had stayed. It is
-    /// not known when in the position they were released, but two bounds hold.
+    /// Peak use without the session's part, if the pieces released in this position had stayed.
+    /// When they were released within the position is unknown, but two upper bounds hold.
     fn other_bytes(&self) -> u64 {
         let taken = self.taken_bytes.saturating_sub(self.start.taken_bytes);
         let nothing_given_back = self.start.in_use_bytes + taken;
@@ -51,7 +51,8 @@ impl Position {
 }
 
 impl Recorder {
-    /// A position begins with this much held by the session; this much was released in the one before.
+    /// Begins a position in which the session holds `held_bytes`. `given_up_bytes` were released in
+    /// the previous position.
     pub(super) fn begin(&mut self, now: Option<MemoryUse>, held_bytes: u64, given_up_bytes: u64) {
         self.look(now);
         if let Some(before) = self.positions.last_mut() {
@@ -67,7 +68,7 @@ impl Recorder {
         });
     }
 
-    /// The position continues.
+    /// Updates the current position.
     pub(super) fn look(&mut self, now: Option<MemoryUse>) {
         if let (Some(now), Some(position)) = (now, self.positions.last_mut()) {
             position.peak_bytes = position.peak_bytes.max(now.peak_bytes);
@@ -86,7 +87,7 @@ impl Recorder {
         self.positions.first().map_or(0, |position| position.start.in_use_bytes)
     }
 
-    /// By position, the most that was in use without the session's part.
+    /// By position, the peak use without the session's part.
     pub(super) fn other_bytes(&self) -> Vec<u64> {
         self.positions.iter().map(Position::other_bytes).collect()
     }

@@ -1,18 +1,18 @@
-//! What earlier steps did, and the plans made from that.
+//! Recordings of earlier steps, and the plans made from them.
 
 use crate::plan::{Allowance, Recording, SavedPlan, plan_saved};
 use std::sync::Arc;
 
-/// Different steps that are remembered: training, a smaller last batch, a second model.
+/// Maximum number of recordings kept: training, a smaller last batch, a second model.
 const RECORDINGS_MAX: usize = 8;
 
 /// A plan is still valid if a step begins with at most this much more memory in use than planned.
 const TOLERANCE_BYTES: i64 = 4 << 20;
 
-/// With at least this much less memory in use, a new plan pays.
+/// With at least this much less memory in use, a new plan is worthwhile.
 const WORTHWHILE_BYTES: i64 = 64 << 20;
 
-/// Recordings, the one used last in front.
+/// Recordings, most recently used first.
 #[derive(Debug, Default)]
 pub(super) struct Recordings {
     known: Vec<Known>,
@@ -24,7 +24,7 @@ struct Known {
     number: u64,
     recording: Recording,
     plan: Option<Arc<SavedPlan>>,
-    /// Steps in a row that began with far less memory in use than planned for.
+    /// Consecutive steps that began with far less memory in use than planned for.
     low_steps: u32,
 }
 
@@ -33,7 +33,7 @@ impl Recordings {
         self.known.iter().find(|known| known.number == number).map(|known| &known.recording)
     }
 
-    /// Adds a recording and replaces one of the same pieces.
+    /// Adds a recording and replaces one with the same piece sizes.
     pub(super) fn add(&mut self, recording: Recording) {
         let sizes = |recording: &Recording| -> Vec<usize> {
             recording.pieces.iter().map(|piece| piece.bytes).collect()
@@ -45,7 +45,7 @@ impl Recordings {
         self.known.truncate(RECORDINGS_MAX);
     }
 
-    /// A recording that begins with pieces of these sizes.
+    /// Finds a recording that begins with pieces of these sizes.
     pub(super) fn find(&mut self, sizes: impl Iterator<Item = usize> + Clone) -> Option<u64> {
         let index = self.known.iter().position(|known| {
             let mut pieces = known.recording.pieces.iter();
@@ -57,7 +57,7 @@ impl Recordings {
         Some(number)
     }
 
-    /// Its plan for a step that begins with this much memory in use.
+    /// The plan for a step that begins with this much memory in use.
     pub(super) fn plan(
         &mut self,
         number: u64,
@@ -69,7 +69,7 @@ impl Recordings {
         if let Some(plan) = &known.plan {
             let low = shift < plan.baseline_shift - WORTHWHILE_BYTES;
             known.low_steps = if low { known.low_steps + 1 } else { 0 };
-            // With accumulation, steps with and without gradients in memory alternate.
+            // With gradient accumulation, steps with and without gradients in memory alternate.
             let high = shift > plan.baseline_shift + TOLERANCE_BYTES;
             if !high && known.low_steps < 2 {
                 return Some(Arc::clone(plan));
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(shift_at(1024), Some(0));
         assert_eq!(shift_at(1025), Some(0));
         assert_eq!(shift_at(1224), Some(200));
-        // Low and high in turns: the high one stays.
+        // Low and high alternate: the plan for the high one stays.
         assert_eq!(shift_at(1024), Some(200));
         assert_eq!(shift_at(1224), Some(200));
         assert_eq!(shift_at(1024), Some(200));

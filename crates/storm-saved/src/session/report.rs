@@ -1,55 +1,55 @@
-//! What a session did, in numbers.
+//! Statistics of a session.
 
 use storm_device::DeviceError;
 use storm_device::foreign::{CopyTime, Stall};
 
-/// Sums over the life of a session, and the last step that ended or is running.
+/// Totals over a session, and figures of the latest step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SavedReport {
-    /// Steps that began.
+    /// Steps begun.
     pub steps: u64,
-    /// Of those: recorded.
+    /// Of those, recorded steps.
     pub recorded_steps: u64,
-    /// Of those: run to the end by a plan.
+    /// Of those, steps that followed a plan to the end.
     pub planned_steps: u64,
-    /// Copied to the host, all steps.
+    /// Bytes copied to the host, in all steps.
     pub stored_bytes: u64,
-    /// Copied back, all steps.
+    /// Bytes copied back, in all steps.
     pub fetched_bytes: u64,
     /// Copies in both directions.
     pub copies: u64,
-    /// How long they took, one by one.
+    /// Sum of the durations of all copies.
     pub copy_seconds: f64,
     /// How long the compute stream waited for copies.
     pub stall_seconds: f64,
     /// Waits of the compute stream that took time.
     pub stalls: u64,
-    /// Last step: pieces and bytes that stayed.
+    /// Latest step: pieces and bytes that stayed.
     pub kept: (u64, u64),
-    /// Last step: pieces and bytes that were offloaded.
+    /// Latest step: pieces and bytes that were offloaded.
     pub moved: (u64, u64),
-    /// Last step: saved again while already saved, with the bytes that this avoided.
+    /// Latest step: saves of memory that was already saved, and the bytes that this avoided.
     pub shared: (u64, u64),
     /// Host memory held now.
     pub host_bytes: u64,
-    /// Host memory in use at most, in any step.
+    /// Peak host memory in use, over all steps.
     pub host_used_bytes: u64,
-    /// Predicted by the plan in use; 0 without one.
+    /// Peak predicted by the current plan. 0 without one.
     pub planned_peak_bytes: u64,
-    /// The least peak with everything offloaded, by the plan in use; 0 without one.
+    /// The least peak with everything offloaded, by the current plan. 0 without one.
     pub least_peak_bytes: u64,
-    /// What is allowed, by the plan in use; 0 without one.
+    /// The memory limit of the current plan. 0 without one.
     pub allowed_bytes: u64,
 }
 
-/// Times that are known only when the device is done.
+/// Timings that are known only when the device is done.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     copies: Vec<CopyTime>,
     stalls: Vec<Stall>,
 }
 
-/// A wait shorter than this is the overhead of two events.
+/// A shorter wait is only the overhead of two events.
 const STALL_SECONDS_MIN: f64 = 20e-6;
 
 impl Clock {

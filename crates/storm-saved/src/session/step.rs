@@ -1,4 +1,4 @@
-//! One step: what was saved in it, in order, and what is in flight.
+//! One step: the pieces saved in it, in order, and those in flight.
 
 use super::Framework;
 use super::Source;
@@ -9,34 +9,36 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a step decides.
+/// How a step is run.
 pub(super) enum Mode {
-    /// Everything is offloaded, one piece at a time, so memory use shows what the rest of the step needs.
+    /// Everything is offloaded, one piece at a time. The memory use then shows what the rest of the
+    /// step needs.
     Recorded(Recorder),
     /// Follows a recording and its plan.
     Planned { recording: u64, plan: Arc<SavedPlan>, next_fetch: usize, surprises: u32 },
-    /// Everything is offloaded, a window of bytes at a time, and fetched in reverse.
+    /// Everything is offloaded, with a limited number of bytes in flight, and fetched in reverse
+    /// order.
     Unplanned,
 }
 
-/// Memory at one of its versions.
+/// Memory and its version.
 type MemoryVersion = (usize, u64);
 
-/// A range of memory, and the piece that holds it.
+/// A range of memory and the index of its piece.
 type HeldRange = (Range<usize>, usize);
 
 pub(super) struct Step<W: Framework> {
     pub(super) mode: Mode,
     pub(super) pieces: Vec<Piece<W>>,
-    /// By memory and version: the pieces of it, with their ranges.
+    /// The pieces of each memory and version, with their ranges.
     index: HashMap<MemoryVersion, Vec<HeldRange>>,
     /// Pieces being offloaded, oldest first.
     pub(super) leaving: VecDeque<usize>,
     /// Pieces that something else still held at the last check.
     watched: Vec<usize>,
-    /// How many pieces were needed.
+    /// Number of pieces needed so far.
     pub(super) needs: usize,
-    /// Names that are held.
+    /// Number of names held.
     pub(super) holders: u64,
 }
 
@@ -53,7 +55,7 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// The current position, counted by saves and needs so far.
+    /// The current position, from the number of saves and needs so far.
     pub(super) fn position(&self) -> usize {
         (self.pieces.len() + self.needs).saturating_sub(1)
     }
@@ -62,7 +64,8 @@ impl<W: Framework> Step<W> {
         self.needs > 0
     }
 
-    /// The piece with these bytes of a memory of this size. Its copy may be older than the memory's current contents.
+    /// Finds a piece that contains the bytes of `source`, in memory of this size. Its copy may be
+    /// older than the memory's current contents.
     pub(super) fn find(&self, source: &Source, memory_bytes: usize) -> Option<usize> {
         let found = self.index.get(&(source.memory, source.version))?;
         let range = &source.range;
@@ -88,7 +91,8 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Where the plan sends a piece that is still here, because it was not saved as often as recorded.
+    /// Where the plan sends a piece that is still on the device because it was saved less often
+    /// than recorded.
     pub(super) fn unsent(&self, index: usize) -> Option<usize> {
         let Mode::Planned { plan, .. } = &self.mode else { return None };
         let piece = &self.pieces[index];
@@ -101,13 +105,13 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Whether everything that the plan moves is offloaded.
+    /// Whether all pieces that the plan moves are offloaded.
     pub(super) fn all_sent(&self) -> bool {
         let mut held = (0..self.pieces.len()).filter(|&index| self.pieces[index].holders > 0);
         held.all(|index| self.unsent(index).is_none())
     }
 
-    /// Begins a position. In a recorded step, also records what was in use during the previous one.
+    /// Begins a position. In a recorded step, also records the memory use during the previous one.
     pub(super) fn record_position(&mut self, framework: &W, position: usize) {
         if !matches!(self.mode, Mode::Recorded(_)) {
             return;
@@ -119,7 +123,8 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Records which pieces were released before `position`, and how many of their bytes only offloading freed.
+    /// Records which pieces were released before `position`. Returns how many of their bytes were
+    /// freed only by offloading.
     fn watch(&mut self, framework: &W, position: usize) -> u64 {
         let pieces = &mut self.pieces;
         let mut given_up_bytes = 0;
@@ -128,7 +133,8 @@ impl<W: Framework> Step<W> {
             let alive = framework.is_alive(&piece.origin);
             if !alive {
                 piece.given_up = Some(position);
-                // A piece that stayed on the device is gone because it is no longer needed; the same will happen again.
+                // A piece that stayed on the device was freed because it is no longer needed. The
+                // same will happen in later steps.
                 if !piece.fixed {
                     given_up_bytes += piece.bytes as u64;
                 }
@@ -138,13 +144,13 @@ impl<W: Framework> Step<W> {
         given_up_bytes
     }
 
-    /// Bytes being offloaded, without those that the forward pass holds anyway.
+    /// Bytes being offloaded, without those that the forward pass still holds.
     pub(super) fn leaving_bytes(&self, given_up: impl Fn(usize) -> bool) -> u64 {
         let counted = self.leaving.iter().filter(|&&index| given_up(index));
         counted.map(|&index| self.pieces[index].bytes as u64).sum()
     }
 
-    /// What was seen, if this step was recorded and had a backward pass.
+    /// The recording, if this step was recorded and had a backward pass.
     pub(super) fn recording(&self) -> Option<Recording> {
         let Mode::Recorded(recorder) = &self.mode else { return None };
         if !self.is_backward() {
@@ -159,7 +165,7 @@ impl<W: Framework> Step<W> {
         })
     }
 
-    /// Pieces and bytes that stayed, and that were moved.
+    /// Pieces and bytes that stayed, and those that were moved.
     pub(super) fn sums(&self) -> ((u64, u64), (u64, u64)) {
         let mut sums = ((0, 0), (0, 0));
         for piece in &self.pieces {
@@ -170,12 +176,13 @@ impl<W: Framework> Step<W> {
         sums
     }
 
-    /// Whether nothing of it can be needed any more.
+    /// Whether none of its pieces can be needed again.
     pub(super) fn is_over(&self) -> bool {
         self.holders == 0
     }
 
-    /// Whether the next save belongs to it: its backward pass has not begun, and part of its graph is alive.
+    /// Whether the next save belongs to this step: its backward pass has not begun, and part of its
+    /// graph is alive.
     pub(super) fn goes_on(&self) -> bool {
         !self.is_backward() && (self.holders > 0 || self.pieces.is_empty())
     }
