@@ -1,6 +1,6 @@
-//! Temporary names next to an output, and the removal of those that a killed process left.
+//! Temporary names next to an output, and removal of those left by killed processes.
 //!
-//! A process holds a lock for as long as it uses a temporary name. A name whose lock is free is a leftover.
+//! A process holds a lock while it uses a temporary name. A name whose lock is free is a leftover.
 
 use rustix::fs::OFlags;
 use std::ffi::{OsStr, OsString};
@@ -10,13 +10,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Bytes of the output's name in temporary names, which must not be longer than file systems allow.
+/// Maximum bytes of the output's name in temporary names, because file systems limit name lengths.
 const NAME_BYTES_MAX: usize = 100;
 
-/// How many temporary names are tried: another process may remove one as a leftover before it is locked.
+/// Maximum number of temporary names to try: another process may remove one as a leftover before it
+/// is locked.
 pub(crate) const ATTEMPTS: usize = 16;
 
-/// What temporary names of this output begin with. An unpredictable part follows.
+/// The prefix of this output's temporary names. A random part follows.
 pub(crate) fn prefix(name: &OsStr, purpose: &str) -> OsString {
     let name = name.as_bytes();
     let mut prefix = b".".to_vec();
@@ -25,8 +26,8 @@ pub(crate) fn prefix(name: &OsStr, purpose: &str) -> OsString {
     OsString::from_vec(prefix)
 }
 
-/// Deletes something temporary, and retries once. Returns whether it is gone; the next process that writes
-/// there removes what is left.
+/// Deletes a temporary file or directory, and retries once. Returns whether it is gone. If not, the
+/// next process that writes there removes it.
 pub(crate) fn delete(remove: impl Fn() -> io::Result<()>) -> bool {
     let is_gone = || match remove() {
         Ok(()) => true,
@@ -35,15 +36,16 @@ pub(crate) fn delete(remove: impl Fn() -> io::Result<()>) -> bool {
     is_gone() || is_gone()
 }
 
-/// Locks a new file. False if another process removed it before it was locked.
+/// Locks a new file. Returns false if another process removed it before it was locked.
 ///
-/// On a file system without locks this still succeeds: the temporary name then stays if this process is killed.
+/// Also succeeds on a file system without locks. The temporary name then stays if this process is
+/// killed.
 pub(crate) fn lock(file: &File) -> io::Result<bool> {
     file.lock().ok();
     Ok(file.metadata()?.nlink() > 0)
 }
 
-/// Opens the lock of a possible leftover; special files and links are not leftovers.
+/// Opens the lock of a possible leftover. Special files and links are not leftovers.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
     // Network file systems lock only files that are open for writing.
@@ -54,12 +56,12 @@ pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether the file was not locked. Keeps the lock for as long as the file is open.
+/// Whether the file was not locked. If so, locks it for as long as it is open.
 pub(crate) fn is_free(file: &File) -> bool {
     file.try_lock().is_ok()
 }
 
-/// The directory that a path lies in.
+/// The directory that contains a path.
 pub(crate) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use std::io;
 use std::path::Path;
 
-/// Whether the file system could do it.
+/// Whether the file system supports the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exchange {
     Done,

@@ -12,7 +12,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of the object at the path; links are not followed.
+    /// The identity of the file at the path. Links are not followed.
     pub(crate) fn of(path: &Path) -> io::Result<Identity> {
         let metadata = path.symlink_metadata()?;
         Ok(Identity { device: metadata.dev(), inode: metadata.ino() })

@@ -1,9 +1,10 @@
-//! Safe access to the files that a user names.
+//! Safe access to files named by the user.
 //!
-//! Such a file may be a pipe, a device, or something that another process created a moment ago. The functions
-//! here never block on a special file and never replace a file that the caller has not checked. Errors are plain
-//! [`std::io::Error`]s without the path: callers add it in their own error types. Only outputs that appear
-//! complete or not at all have an error type of their own, [`StageError`].
+//! Such a file may be a pipe, a device, or something that another process has just created. The
+//! functions here never block on a special file and never replace a file that the caller has not
+//! checked. Errors are plain [`std::io::Error`]s without the path, which callers add in their own
+//! error types. Only outputs that appear complete or not at all have their own error type,
+//! [`StageError`].
 
 mod claim;
 mod exchange;

@@ -1,4 +1,4 @@
-//! Lets one process at a time change a folder.
+//! Lets one process at a time change a directory.
 
 use crate::claim;
 use crate::open::check_plain;
@@ -12,13 +12,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Three short lines.
+/// Enough for three short lines.
 const TEXT_BYTES_MAX: u64 = 1024;
 
-/// The right to change a folder, until it is dropped.
+/// An exclusive lock on a directory, held until dropped.
 ///
-/// The operating system holds the lock and releases it when the process ends, however it ends. The lock file
-/// names the holder and is removed with the lock; a file that a killed process left is not locked.
+/// The operating system releases the lock when the process ends, however it ends. The lock file
+/// names the holder and is removed with the lock. A file left by a killed process is not locked.
 #[derive(Debug)]
 pub struct FolderLock {
     path: PathBuf,
@@ -30,33 +30,33 @@ pub struct FolderLock {
 /// The process that holds a lock, as it recorded itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id.
+    /// The process ID.
     pub process: u32,
-    /// The name of its machine.
+    /// The host name of its machine.
     pub host: String,
-    /// When it took the lock, in seconds since 1970.
+    /// When it took the lock, as a Unix timestamp in seconds.
     pub since: u64,
 }
 
 /// Why a lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds it; names it if it has recorded itself yet.
+    /// Another process holds it. `None` if that process has not recorded itself yet.
     #[error("in use by {}", .0.as_ref().map_or("another process".to_owned(), Holder::to_string))]
     Held(Option<Holder>),
-    /// The file system has no locks.
+    /// The file system does not support locks.
     #[error("the file system has no locks: {0}")]
     Unsupported(io::Error),
-    /// From the file system.
+    /// A file system operation failed.
     #[error("cannot lock: {0}")]
     Io(#[from] io::Error),
 }
 
 impl FolderLock {
-    /// The file that the lock is on.
+    /// The name of the lock file.
     pub const FILE_NAME: &str = "storm.lock";
 
-    /// Locks a folder, which must exist. Changes nothing if it is already locked.
+    /// Locks a directory, which must exist. Changes nothing if it is already locked.
     ///
     /// # Errors
     /// Another process holds it, or from the file system.
@@ -74,22 +74,22 @@ impl FolderLock {
                     return Err(refused(error));
                 }
             }
-            // The previous holder may have removed the file after it was opened here. Then the lock is on a file
-            // that no other process can find.
+            // The previous holder may have removed the file after it was opened here. The lock is
+            // then on a file that no other process can find.
             if !is_at(&file, &path)? {
                 continue;
             }
             let here = Holder::here();
             let left_by = Holder::read(&file).filter(|left| left.host != here.host);
-            // The lock holds without the text, and a full disk must not prevent a run from
-            // freeing space.
+            // The lock works without the text, and a full disk must not block a run that would free
+            // space.
             let _ = here.write(&mut file);
             return Ok(FolderLock { path, left_by, _file: file });
         }
     }
 
-    /// The process on another machine that left its lock file behind. It was killed there, or it still runs and its
-    /// locks are not visible here.
+    /// The process on another machine that left its lock file behind. It was killed there, or it is
+    /// still running and its locks are not visible here.
     pub fn left_by(&self) -> Option<&Holder> {
         self.left_by.as_ref()
     }
@@ -97,7 +97,7 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // If that fails, an unlocked file stays, which the next process takes over.
+        // On failure, an unlocked file stays, and the next process takes it over.
         claim::delete(|| fs::remove_file(&self.path));
     }
 }
@@ -113,7 +113,7 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
             file => return Ok((file?, true)),
         }
         match options.open(path) {
-            // Removed in between.
+            // Removed by another process in between.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             file => {
                 let file = file?;
@@ -152,7 +152,7 @@ impl Holder {
         file.take(TEXT_BYTES_MAX).read_to_string(&mut text).ok()?;
         let field =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        // It is shown on terminals.
+        // The host name is shown on terminals.
         let host = field("host")?.chars().filter(|letter| !letter.is_control()).collect();
         Some(Holder {
             process: field("process")?.parse().ok()?,

@@ -1,4 +1,4 @@
-//! Opens plain files, and nothing else.
+//! Opens plain files and rejects everything else.
 
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, OpenOptions};
@@ -6,12 +6,13 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a plain file for reading. Returns at once on a FIFO or a device, with an error that says what it is.
+/// Opens a plain file for reading. On a FIFO or a device, fails immediately with an error that
+/// names the kind.
 ///
 /// # Errors
 /// The path cannot be opened, or is not a plain file.
 pub fn open_plain(path: &Path) -> io::Result<File> {
-    // Opening a FIFO for reading blocks until there is a writer, unless it is opened as nonblocking. Plain
+    // Opening a FIFO for reading blocks until there is a writer, unless O_NONBLOCK is set. Plain
     // files ignore the flag.
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path)?;
@@ -19,7 +20,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Refuses everything but a plain file.
+/// Rejects everything but a plain file.
 pub(crate) fn check_plain(kind: FileType) -> io::Result<()> {
     if kind.is_file() {
         return Ok(());
@@ -48,7 +49,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::io::Read;
 
-    /// The error of opening a path, as text.
+    /// The error message of opening a path.
     fn refusal(path: &Path) -> String {
         open_plain(path).unwrap_err().to_string()
     }

@@ -6,13 +6,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// Renames a file or directory to a name that is free at that moment.
+/// Renames a file or directory to a name that must be free.
 ///
-/// On a file system that cannot check and rename in one operation, the check comes right before the rename:
-/// another process could still create the name in between.
+/// If the file system cannot check and rename atomically, the check comes right before the rename.
+/// Another process could then still create the name in between.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if anything is at `to`, even an empty directory or a dangling link.
+/// [`io::ErrorKind::AlreadyExists`] if anything is at `to`, even an empty directory or a dangling
+/// link.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
@@ -24,7 +25,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Waits until the names in a directory are on disk.
+/// Flushes a directory's entries to disk.
 ///
 /// # Errors
 /// From the file system.

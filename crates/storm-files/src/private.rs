@@ -1,4 +1,4 @@
-//! Files that only one user can write: caches whose content is trusted.
+//! Files that only one user can write, such as caches with trusted content.
 
 use crate::open_plain;
 use rustix::process::geteuid;
@@ -7,15 +7,17 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Only the owner reads, writes or enters.
+/// Only the owner can read, write or enter.
 const PRIVATE: u32 = 0o700;
 
-/// The permissions with which another user could change a file.
+/// Permission bits that let another user change a file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a plain file of at most `bytes_max` bytes that belongs to this user and that no other user can write.
+/// Reads a plain file of at most `bytes_max` bytes that belongs to this user and that no other user
+/// can write.
 ///
-/// The check is on the opened file, not on its path: another process cannot swap the file in between.
+/// The check is on the open file, not on its path, so another process cannot swap the file in
+/// between.
 ///
 /// # Errors
 /// The file cannot be read, is larger, or another user could have written it.
@@ -37,14 +39,14 @@ pub fn read_private(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a private file, completely or not at all, in a folder that only this user can enter. A missing
-/// folder is created; one that was open to others is closed to them.
+/// Writes a private file, completely or not at all, in a directory that only this user can enter.
+/// Creates a missing directory, and makes an existing one private.
 ///
-/// The file is written under an unguessable name and then renamed, so processes that write the same file at
-/// once do not mix their bytes.
+/// The file is written under a random name and then renamed, so concurrent writers of the same file
+/// do not mix their bytes.
 ///
 /// # Errors
-/// The folder belongs to another user, or the file system refuses.
+/// The directory belongs to another user, or a file system operation failed.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.ok_or_else(|| refused("has no folder"))?;
@@ -91,7 +93,7 @@ mod tests {
         let kernels = path.parent().unwrap();
         assert_eq!((mode(kernels), mode(kernels.parent().unwrap())), (0o700, 0o700));
         assert_eq!(mode(&path), 0o600);
-        // No unfinished file stays.
+        // No unfinished file is left.
         assert_eq!(fs::read_dir(kernels).unwrap().count(), 1);
     }
 
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_others_is_refused() {
-        // Root can change owners, so it tries both; another user uses a system folder.
+        // Root can change owners, so it tests both cases. Other users test with a system directory.
         let folder = tempfile::tempdir().unwrap();
         let (inside, entry) = (folder.path().join("theirs"), folder.path().join("theirs/entry"));
         fs::create_dir(&inside).unwrap();

@@ -1,16 +1,16 @@
 //! A directory that appears complete or not at all.
 //!
-//! It is written in a folder next to its place, `.name.purpose-…`, which holds:
+//! It is written in a folder next to its target, `.name.purpose-…`, which contains:
 //!
-//! | name | what |
+//! | name | content |
 //! |---|---|
-//! | `lock` | held locked for as long as the folder is in use |
-//! | `new` | the directory being written; after an exchange, the one that was replaced |
-//! | `old` | the one that was replaced, where the file system cannot exchange names |
-//! | `exchanging` | which directory was written and which one it may replace, from before the exchange on |
+//! | `lock` | kept locked while the folder is in use |
+//! | `new` | the directory being written. After an exchange, the replaced directory |
+//! | `old` | the replaced directory, if the file system cannot exchange names |
+//! | `exchanging` | names the written and the replaced directory, from before the exchange on |
 //!
-//! A folder that a killed process left is removed if it holds nothing but what was written or what was
-//! checked. A directory that was exchanged is checked again.
+//! A folder left by a killed process is removed if it contains only a written or a checked
+//! directory. A replaced directory is checked again.
 
 use crate::claim;
 use crate::exchange::{Exchange, exchange};
@@ -25,21 +25,21 @@ const NEW: &str = "new";
 const OLD: &str = "old";
 const EXCHANGING: &str = "exchanging";
 
-/// Why an output was not moved to its place.
+/// Why an output was not moved to its target.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// The existing entry is kept.
+    /// The target must be kept.
     #[error("{problem}")]
     Refused {
-        /// Why, and what to do. Follows the path in the message.
+        /// Why, and what to do. Callers prepend the path.
         problem: String,
     },
-    /// The system refused.
+    /// A file system operation failed.
     #[error("cannot {doing} {path}: {source}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// With which file or directory.
+        /// The file or directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -52,7 +52,7 @@ impl StageError {
         move |source| StageError::Io { doing, path: path.clone(), source }
     }
 
-    /// For callers that use [`io::Error`].
+    /// Converts to an [`io::Error`].
     pub fn into_io(self) -> io::Error {
         let kind = match &self {
             StageError::Refused { .. } => ErrorKind::InvalidInput,
@@ -66,23 +66,24 @@ impl StageError {
     }
 }
 
-/// Decides whether a directory that is not empty may be replaced; if not, says why and what to do.
+/// Decides whether a directory that is not empty may be replaced. The error says why not and what
+/// to do.
 type MayReplace = Box<dyn Fn(&Path) -> Result<(), String> + Send>;
 
-/// A directory that is written next to its place. Dropping it before it is finished removes it.
+/// A directory that is written next to its target. Dropping it before `finish` removes it.
 pub struct StagedDirectory {
-    /// The folder next to the target.
+    /// The hidden folder next to the target.
     folder: PathBuf,
     /// The directory being written.
     new: PathBuf,
     target: PathBuf,
     found: Found,
     may_replace: MayReplace,
-    /// Free when this is dropped, or when the process dies.
+    /// Released when this is dropped or the process dies.
     _lock: File,
 }
 
-/// What was at the target when it was checked.
+/// What was at the target at the first check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -99,14 +100,15 @@ impl std::fmt::Debug for StagedDirectory {
 }
 
 impl StagedDirectory {
-    /// Checks that `target` may be written and creates a directory next to it, with the folders above it.
-    /// `purpose` is a word for its hidden name. Removes leftovers of killed processes there.
+    /// Checks that `target` may be written and creates a hidden folder next to it, creating missing
+    /// parent directories. `purpose` becomes part of its name. Removes leftovers of killed
+    /// processes there.
     ///
-    /// A directory that is not empty is replaced only if `may_replace` allows it, now and again after it was
-    /// swapped out.
+    /// A directory that is not empty is replaced only if `may_replace` allows it, now and again
+    /// after the exchange.
     ///
     /// # Errors
-    /// [`StageError::Refused`] if something is at `target` that must stay.
+    /// [`StageError::Refused`] if `target` must be kept.
     pub fn create(
         target: &Path,
         purpose: &str,
@@ -140,16 +142,16 @@ impl StagedDirectory {
         Err(StageError::io("create a directory in", &parent)(source))
     }
 
-    /// Where to write.
+    /// The directory to write to.
     pub fn path(&self) -> &Path {
         &self.new
     }
 
-    /// Moves the directory to its place. The caller has flushed the files in it to disk.
+    /// Moves the directory to its target. The caller must have flushed the files in it to disk.
     ///
     /// # Errors
-    /// [`StageError::Refused`] if something else has appeared at the target. It is kept, and the new directory is
-    /// removed.
+    /// [`StageError::Refused`] if something else has appeared at the target. It is kept, and the
+    /// new directory is removed.
     pub fn finish(self) -> Result<(), StageError> {
         self.finish_with(exchange)
     }
@@ -161,7 +163,7 @@ impl StagedDirectory {
         sync_directory(&self.new).map_err(StageError::io("flush", &self.new))?;
         match self.found {
             Found::Nothing => self.rename_to_target()?,
-            // The system renames a directory onto an empty one and onto nothing else.
+            // The system renames a directory only onto an empty directory.
             Found::EmptyDirectory => {
                 fs::rename(&self.new, &self.target).map_err(|error| self.not_placed(error))?;
             }
@@ -184,7 +186,7 @@ impl StagedDirectory {
         }
     }
 
-    /// Replaces the directory that was checked, and no other.
+    /// Replaces only the directory that was checked.
     fn replace(
         &self,
         checked: Identity,
@@ -199,7 +201,7 @@ impl StagedDirectory {
             Ok(Exchange::Done) => {
                 let problem = self.is_as_checked(&self.new, checked);
                 if problem.is_err() {
-                    // If this takes something else out of the target, `remove_folder` keeps it.
+                    // If this moves something else out of the target, `remove_folder` keeps it.
                     exchange(&self.new, &self.target).map_err(&failed)?;
                 }
                 problem
@@ -209,26 +211,28 @@ impl StagedDirectory {
             Err(error) => Err(failed(error)),
         };
         if replaced.is_ok() {
-            // Without the mark, `remove_folder` deletes what was replaced. If the mark stays, `remove_folder` checks it
-            // again.
+            // Without the mark, `remove_folder` deletes the replaced directory. With it,
+            // `remove_folder` checks that directory again.
             claim::delete(|| fs::remove_file(&mark));
         }
         replaced
     }
 
-    /// For file systems that cannot exchange names: for an instant neither directory is at the target.
+    /// For file systems that cannot exchange names. For a moment, neither directory is at the
+    /// target.
     fn replace_in_steps(&self, checked: Identity) -> Result<(), StageError> {
         let old = self.folder.join(OLD);
         rename_new(&self.target, &old).map_err(StageError::io("move aside", &self.target))?;
         let placed = self.is_as_checked(&old, checked).and_then(|()| self.rename_to_target());
         if placed.is_err() {
-            // If even this fails, it stays where it is, and `remove_folder` keeps it.
+            // If even this fails, the directory stays here, and `remove_folder` keeps it.
             rename_new(&old, &self.target).ok();
         }
         placed
     }
 
-    /// Whether what was taken from the target is what was checked, and may still be replaced.
+    /// Checks that the directory taken from the target is the checked one and may still be
+    /// replaced.
     fn is_as_checked(&self, path: &Path, checked: Identity) -> Result<(), StageError> {
         let found = Identity::of(path).map_err(StageError::io("look at", path))?;
         if found != checked {
@@ -244,11 +248,11 @@ impl Drop for StagedDirectory {
     }
 }
 
-/// What the file `exchanging` says: an exchange may have begun.
+/// The content of the file `exchanging`, which means that an exchange may have begun.
 struct Mark {
     /// The directory that was written.
     written: Identity,
-    /// The one that it may replace.
+    /// The directory that it may replace.
     checked: Identity,
 }
 
@@ -257,13 +261,14 @@ impl Mark {
         format!("{}\n{}\n", self.written.to_text(), self.checked.to_text())
     }
 
-    /// None if the file is missing or incomplete: it is flushed to disk before the exchange, so the exchange has not begun.
+    /// `None` if the file is missing or incomplete. The file is flushed before the exchange, so the
+    /// exchange has not begun.
     fn read(path: &Path) -> io::Result<Option<Mark>> {
         let read = || match fs::read_to_string(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
             text => text,
         };
-        // As with deletions, a transient failure must not leave a folder behind.
+        // Retry once, as for deletions: a transient failure must not leave a folder behind.
         let text = read().or_else(|_| read())?;
         let mut lines = text.strip_suffix('\n').into_iter().flat_map(|text| text.split('\n'));
         let (written, checked) = (lines.next(), lines.next());
@@ -280,7 +285,7 @@ fn changed(how: &str) -> StageError {
     ))
 }
 
-/// Where the target really is, and what is there.
+/// The resolved target, and what is there.
 fn look(target: &Path, may_replace: &MayReplace) -> Result<(PathBuf, Found), StageError> {
     if target.symlink_metadata().is_err() {
         let parent = claim::parent_of(target);
@@ -289,7 +294,7 @@ fn look(target: &Path, may_replace: &MayReplace) -> Result<(PathBuf, Found), Sta
         let path = target.file_name().map_or(parent.clone(), |name| parent.join(name));
         return Ok((path, Found::Nothing));
     }
-    // A link is followed: what it names is replaced, not the link.
+    // Follow a link: replace the directory that it points to, not the link.
     let path = target.canonicalize().map_err(StageError::io("open", target))?;
     if !path.is_dir() {
         return Err(StageError::refused("is not a directory; name another"));
@@ -303,7 +308,8 @@ fn look(target: &Path, may_replace: &MayReplace) -> Result<(PathBuf, Found), Sta
     Ok((path, Found::Directory(identity)))
 }
 
-/// Creates the lock of a new folder. None if another process removed the folder as a leftover.
+/// Creates and takes the lock of a new folder. `None` if another process removed the folder as a
+/// leftover.
 fn lock_new(folder: &Path) -> Result<Option<File>, StageError> {
     let path = folder.join(LOCK);
     let failed = StageError::io("create", &path);
@@ -317,7 +323,7 @@ fn lock_new(folder: &Path) -> Result<Option<File>, StageError> {
     }
 }
 
-/// Removes the folders of processes that were killed.
+/// Removes the folders left by killed processes.
 fn remove_leftovers(target: &Path, prefix: &[u8], may_replace: &MayReplace) {
     for entry in fs::read_dir(claim::parent_of(target)).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().as_encoded_bytes().starts_with(prefix);
@@ -329,14 +335,15 @@ fn remove_leftovers(target: &Path, prefix: &[u8], may_replace: &MayReplace) {
             // The lock is held until the folder is gone.
             Ok(lock) if claim::is_free(&lock) => remove_folder(&folder, target, may_replace),
             Ok(_) => {}
-            // Killed before it created its lock, or about to create it: empty either way.
+            // Its process was killed before it created the lock, or is about to create it. The
+            // folder is empty either way.
             Err(_) => drop(fs::remove_dir(&folder)),
         }
     }
 }
 
-/// Removes a folder next to a target, unless it contains a directory that must stay. After a failure, the next
-/// process removes the leftover.
+/// Removes a hidden folder, unless it contains a directory that must be kept. After a failure, the
+/// next process removes it.
 fn remove_folder(folder: &Path, target: &Path, may_replace: &MayReplace) {
     let (new, old, mark) = (folder.join(NEW), folder.join(OLD), folder.join(EXCHANGING));
     match Mark::read(&mark) {
@@ -356,8 +363,8 @@ fn remove_folder(folder: &Path, target: &Path, may_replace: &MayReplace) {
         }
         Err(_) => return,
     }
-    // The mark goes first: a directory that is half deleted would not pass the check again. The lock goes last:
-    // without it the rest would not be recognized.
+    // Remove the mark first, because a partly deleted directory would not pass the check again.
+    // Remove the lock last, because without it the rest would not be recognized.
     let is_gone = claim::delete(|| fs::remove_file(&mark))
         && claim::delete(|| fs::remove_dir_all(&new))
         && claim::delete(|| fs::remove_dir_all(&old));
@@ -379,7 +386,7 @@ fn write_synced(path: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A folder with an output directory that holds one file, `before`.
+    /// A folder with an output directory that contains one file, `before`.
     struct Scene {
         folder: tempfile::TempDir,
     }
@@ -407,13 +414,13 @@ mod tests {
             self.folder.path().join(name)
         }
 
-        /// Makes a directory with a file of this name.
+        /// Creates a directory with a file of this name.
         fn fill(&self, directory: &str, file: &str) {
             fs::create_dir_all(self.path(directory)).unwrap();
             fs::write(self.path(directory).join(file), file).unwrap();
         }
 
-        /// A staged directory that holds one file, `after`.
+        /// A staged directory that contains one file, `after`.
         fn staged(
             &self,
             may_replace: impl Fn(&Path) -> Result<(), String> + Send + 'static,
@@ -424,7 +431,7 @@ mod tests {
             staged
         }
 
-        /// Names in a directory, hidden ones too.
+        /// Names in a directory, including hidden ones.
         fn names(&self, directory: &str) -> Vec<String> {
             let entries = fs::read_dir(self.path(directory)).unwrap();
             let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
@@ -577,7 +584,7 @@ mod tests {
         assert_eq!(scene.names("."), ["out", "real"]);
     }
 
-    /// What a process that is killed now leaves behind.
+    /// Simulates a process that is killed now.
     fn kill(staged: StagedDirectory) {
         let lock = staged._lock.try_clone().unwrap();
         std::mem::forget(staged);
@@ -589,7 +596,7 @@ mod tests {
         let scene = Scene::new();
         kill(scene.staged(never));
         let live = scene.staged(never);
-        // Killed between creating the folder and its lock.
+        // Simulates a process killed between creating the folder and its lock.
         fs::create_dir(scene.path(".out.writing-early")).unwrap();
         assert_eq!(scene.names(".").len(), 2);
         let other = scene.staged(never);
@@ -599,7 +606,7 @@ mod tests {
         assert_eq!(scene.names("."), ["out"]);
     }
 
-    /// What a process that is killed right after the exchange leaves behind.
+    /// Simulates a process that is killed right after the exchange.
     fn kill_after_exchange(staged: StagedDirectory, mark: &str) -> PathBuf {
         fs::write(staged.folder.join(EXCHANGING), mark).unwrap();
         let folder = staged.folder.clone();
@@ -644,7 +651,7 @@ mod tests {
             let folder = kill_after_exchange(staged, &mark);
             drop(scene.staged(unless_extended));
             assert!(folder.join(NEW).join("before").exists());
-            // Exchanged back, this is what the killed process wrote.
+            // After exchanging back, `new` is the directory that the killed process wrote.
             exchange(&folder.join(NEW), &scene.path("out")).unwrap();
             drop(StagedDirectory::create(&scene.path("out"), "writing", always).unwrap());
             assert!(!folder.exists());
@@ -652,7 +659,7 @@ mod tests {
         }
     }
 
-    /// Without an exchange of names there is a moment with nothing at the target.
+    /// Without an exchange of names, the target is missing for a moment.
     #[test]
     fn a_directory_that_was_moved_aside_is_kept_until_another_is_in_its_place() {
         let scene = Scene::with_output();
@@ -670,7 +677,8 @@ mod tests {
         assert_eq!(scene.names("out"), ["after"]);
     }
 
-    /// Killed while the mark was being written, or the disk was full: the exchange has not begun.
+    /// The process was killed while writing the mark, or the disk was full. The exchange has not
+    /// begun.
     #[test]
     fn a_mark_that_is_not_whole_keeps_nothing() {
         for bytes in 0.. {

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What to do with a plain file that has the output's name.
+/// What to do with an existing plain file at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfPresent {
     /// Keep it.
@@ -19,30 +19,32 @@ pub enum IfPresent {
     Replace,
 }
 
-/// A file that is written under a hidden name next to its place. Dropping it before it is finished removes it.
+/// A file that is written under a hidden name next to its target. Dropping it before `finish`
+/// removes it.
 #[derive(Debug)]
 pub struct StagedFile {
     hidden: PathBuf,
     target: PathBuf,
-    /// A plain file was there, and may be replaced.
+    /// Whether there was a plain file that may be replaced.
     replaces: bool,
-    /// Held locked: the hidden name of a process that was killed is recognized by its free lock.
+    /// Kept locked. A hidden file whose lock is free was left by a killed process.
     file: BufWriter<File>,
 }
 
 impl StagedFile {
-    /// Checks that `target` may be written and creates a file next to it. Removes leftovers of killed processes
-    /// there.
+    /// Checks that `target` may be written and creates a hidden file next to it. Removes leftovers
+    /// of killed processes there.
     ///
     /// # Errors
-    /// [`StageError::Refused`] if a directory, a device or a FIFO is at `target`, or a file that must stay.
+    /// [`StageError::Refused`] if `target` is a directory, a device, a FIFO, or a file that must be
+    /// kept.
     pub fn create(target: &Path, if_present: IfPresent) -> Result<StagedFile, StageError> {
         let (target, permissions) = look(target, if_present)?;
         let parent = claim::parent_of(&target);
         let prefix = claim::prefix(target.file_name().unwrap_or_default(), "writing");
         remove_leftovers(parent, prefix.as_encoded_bytes());
         let replaces = permissions.is_some();
-        // The user's mask applies, as it does to any new file.
+        // The umask applies, as for any new file.
         let permissions = permissions.unwrap_or_else(|| Permissions::from_mode(0o666));
         for _ in 0..claim::ATTEMPTS {
             let hidden = tempfile::Builder::new()
@@ -61,7 +63,7 @@ impl StagedFile {
         Err(StageError::io("create a file in", parent)(source))
     }
 
-    /// Flushes the file to disk and moves it to its place.
+    /// Flushes the file to disk and moves it to its target.
     ///
     /// # Errors
     /// [`StageError::Refused`] if something else has appeared at the target. It is kept.
@@ -125,7 +127,7 @@ impl Write for StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Already gone if it was renamed. Only a plain file can be ours.
+        // Already gone if it was renamed.
         claim::delete(|| fs::remove_file(&self.hidden));
     }
 }
@@ -135,7 +137,7 @@ fn changed() -> StageError {
     StageError::refused(problem)
 }
 
-/// Where the target really is, and the permissions of the file that is replaced.
+/// The resolved target, and the permissions of the file to replace.
 fn look(
     target: &Path,
     if_present: IfPresent,
@@ -148,7 +150,7 @@ fn look(
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok((target.to_owned(), None)),
         Err(error) => return Err(StageError::io("write", target)(error)),
     }
-    // A link is followed: what it names is replaced, not the link.
+    // Follow a link: replace the file that it points to, not the link.
     let path = target.canonicalize().map_err(StageError::io("write", target))?;
     let found = path.metadata().map_err(StageError::io("write", &path))?;
     if !found.is_file() {
@@ -161,7 +163,7 @@ fn look(
     }
 }
 
-/// Removes the files of processes that were killed.
+/// Removes the files left by killed processes.
 fn remove_leftovers(parent: &Path, prefix: &[u8]) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_name().as_encoded_bytes().starts_with(prefix) {
@@ -264,7 +266,7 @@ mod tests {
             fs::write(&path, "foreign").unwrap();
             file.finish_with(exchange).unwrap_err();
             assert_eq!(fs::read_to_string(&path).unwrap(), "foreign");
-            // A plain file when it was checked, something else at the end.
+            // A plain file at the first check, but a FIFO at the end.
             let file = staged(&path);
             fs::remove_file(&path).unwrap();
             fifo(&path);

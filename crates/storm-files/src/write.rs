@@ -8,8 +8,8 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Writes a file under another name, flushes it to the disk, and renames it to `path`. After
-/// an error, or a crash at any moment, `path` is unchanged.
+/// Writes a file under another name, flushes it to disk, and renames it to `path`. After an error
+/// or a crash at any moment, `path` is either unchanged or complete.
 ///
 /// # Errors
 /// From `fill` or the file system, or `path` is not a plain file.
@@ -22,12 +22,12 @@ pub fn replace_file(
     out.finish().map_err(StageError::into_io)
 }
 
-/// Opens a plain file for appending; creates it if it does not exist.
+/// Opens a plain file for appending. Creates it if it does not exist.
 ///
 /// # Errors
 /// From the file system, or `path` is not a plain file.
 pub fn append_plain(path: &Path) -> io::Result<File> {
-    // Without the flag, opening a FIFO would block until there is a reader.
+    // Without O_NONBLOCK, opening a FIFO would block until there is a reader.
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file =
         OpenOptions::new().append(true).create(true).custom_flags(flags as i32).open(path)?;
