@@ -1,4 +1,5 @@
-//! A model of any kind: the one place where language models and image classifiers are told apart.
+//! A model of any kind. This is the one place that distinguishes language models and image
+//! classifiers.
 
 use crate::vision;
 use crate::{
@@ -14,24 +15,24 @@ use storm_graph::{Program, QuantizedFormat};
 /// A model that can be trained, evaluated and saved.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyModel {
-    /// Reads tokens and says which follows each.
+    /// Predicts the next token.
     Language(Box<ModelConfig>),
-    /// Reads pictures and says which class each is of.
+    /// Predicts the class of an image.
     Image(ImageConfig),
 }
 
-/// What a model reads, as throughput counts it.
+/// The unit in which throughput is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unit {
-    /// A sample is a sequence of these.
+    /// A sample is a sequence of tokens.
     #[default]
     Tokens,
-    /// A sample is one of these.
+    /// A sample is one image.
     Images,
 }
 
 impl Unit {
-    /// `tokens`, `images`.
+    /// The plural name: `tokens`, `images`.
     pub fn name(self) -> &'static str {
         match self {
             Unit::Tokens => "tokens",
@@ -39,7 +40,7 @@ impl Unit {
         }
     }
 
-    /// As a progress line has it: `tok/s`, `images/s`.
+    /// The unit in progress lines: `tok/s`, `images/s`.
     pub fn per_second(self) -> &'static str {
         match self {
             Unit::Tokens => "tok/s",
@@ -47,7 +48,7 @@ impl Unit {
         }
     }
 
-    /// A key of JSON: `tokens_per_second`, `images_per_second`.
+    /// The JSON key: `tokens_per_second`, `images_per_second`.
     pub fn per_second_key(self) -> &'static str {
         match self {
             Unit::Tokens => "tokens_per_second",
@@ -55,7 +56,7 @@ impl Unit {
         }
     }
 
-    /// A key of JSON: `tokens_per_step`, `images_per_step`.
+    /// The JSON key: `tokens_per_step`, `images_per_step`.
     pub fn per_step_key(self) -> &'static str {
         match self {
             Unit::Tokens => "tokens_per_step",
@@ -63,7 +64,7 @@ impl Unit {
         }
     }
 
-    /// What a row of a batch is: `sequences`, `images`.
+    /// The name for the rows of a batch: `sequences`, `images`.
     pub fn rows(self) -> &'static str {
         match self {
             Unit::Tokens => "sequences",
@@ -79,7 +80,7 @@ impl fmt::Display for Unit {
 }
 
 impl AnyModel {
-    /// What it reads.
+    /// The unit of its throughput.
     pub fn unit(&self) -> Unit {
         match self {
             AnyModel::Language(_) => Unit::Tokens,
@@ -103,12 +104,12 @@ impl AnyModel {
         }
     }
 
-    /// Adapters beside the weights.
+    /// LoRA adapters, if any.
     pub fn adapters(&self) -> Option<&Adapters> {
         self.language()?.adapters.as_ref()
     }
 
-    /// How frozen weights in 8 or 4 bits are stored.
+    /// The storage format of frozen weights in 8 or 4 bits.
     pub fn quantized(&self) -> Option<QuantizedFormat> {
         self.language()?.base.quantized()
     }
@@ -124,7 +125,7 @@ impl AnyModel {
         }
     }
 
-    /// How the parameter that a section calls `name` starts.
+    /// The initialization of the parameter called `name` in a section.
     pub fn initialization(&self, name: &str) -> Initialization {
         match self {
             AnyModel::Language(config) => crate::initialization(config, name),
@@ -140,7 +141,7 @@ impl AnyModel {
         }
     }
 
-    /// Parameters of the model; tied ones count once. For a validated config.
+    /// Number of parameters. Tied parameters count once. For a validated config.
     pub fn parameter_count(&self) -> u64 {
         match self {
             AnyModel::Language(config) => config.parameter_count(),
@@ -148,7 +149,7 @@ impl AnyModel {
         }
     }
 
-    /// Whether it has gated units, whose inputs can wait for the backward pass in 8 bits.
+    /// Whether it has gated units, whose inputs can be kept for the backward pass in 8 bits.
     pub fn has_gated_units(&self) -> bool {
         self.language().is_some_and(|config| config.family.has_gated_units())
     }
@@ -161,7 +162,8 @@ impl AnyModel {
         }
     }
 
-    /// How many layers it has: blocks of a language model, layers with weights of an image classifier.
+    /// Number of layers: the blocks of a language model, or the layers with weights of an image
+    /// classifier.
     pub fn layer_count(&self) -> usize {
         match self {
             AnyModel::Language(config) => config.layer_count,
@@ -169,20 +171,21 @@ impl AnyModel {
         }
     }
 
-    /// What its weights are saved as, if nothing else is asked for, after training in this type.
+    /// The default type of saved weights, after training in this type.
     pub fn saved_dtype(&self, trained: WeightDtype) -> WeightDtype {
         match self {
             AnyModel::Language(_) => trained,
-            // Running statistics lose digits in 16 bits, and the files are small.
+            // Running statistics lose precision in 16 bits, and the files are small.
             AnyModel::Image(_) => WeightDtype::F32,
         }
     }
 
-    /// Saves the model: a language model as [`save`](crate::save) does, an image classifier as config.json and
-    /// model.safetensors with the names and shapes that PyTorch's modules have.
+    /// Saves the model. A language model is saved as by [`save`](crate::save). An image classifier
+    /// is saved as config.json and model.safetensors, with the names and shapes of PyTorch's
+    /// modules.
     ///
     /// # Errors
-    /// From the provider or the file system; an existing directory is left as it was.
+    /// From the provider or the file system. An existing directory is unchanged.
     pub fn save<E, P>(
         &self,
         output: &Path,

@@ -1,29 +1,30 @@
-//! How the weights of a frozen base are stored.
+//! Storage formats for the weights of a frozen base.
 
 use std::fmt;
 use std::str::FromStr;
 use storm_graph::QuantizedFormat;
 
-/// The storage of a model's frozen projections. Everything else is stored as the model computes.
+/// The storage format of a model's frozen projections. All other parameters are stored in the
+/// compute type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BaseFormat {
-    /// As the model computes.
+    /// In the compute type.
     #[default]
     Computed,
-    /// In 8 or 4 bits, see [`QuantizedRow`](storm_graph::QuantizedRow): about half of the memory of bf16, or a bit more than a
-    /// quarter.
+    /// In 8 or 4 bits, see [`QuantizedRow`](storm_graph::QuantizedRow). This takes about half of
+    /// the memory of bf16, or a little more than a quarter.
     Quantized(QuantizedFormat),
 }
 
 impl BaseFormat {
-    /// All of them.
+    /// All formats.
     pub const ALL: [BaseFormat; 3] = [
         BaseFormat::Computed,
         BaseFormat::Quantized(QuantizedFormat::Int8),
         BaseFormat::Quantized(QuantizedFormat::Nf4),
     ];
 
-    /// What a projection's rows are stored as, if not as the model computes.
+    /// The quantized format of a projection's rows, if quantized.
     pub fn quantized(self) -> Option<QuantizedFormat> {
         match self {
             BaseFormat::Computed => None,

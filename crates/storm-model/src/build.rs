@@ -1,4 +1,4 @@
-//! From a config to a program: embedding, layers, head.
+//! Builds a program from a config: embedding, layers, head.
 
 use crate::{
     AdaptedLinear, Augmentation, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout,
@@ -12,17 +12,19 @@ use storm_graph::{
     TensorClass, TensorId, Training, fp8_suits,
 };
 
-/// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
+/// The input that selects what is dropped from a micro-batch, as
+/// [`DropoutWords`](storm_graph::random::DropoutWords).
 pub const DROPOUT_INPUT: &str = "dropout.random";
 
-/// The input that says whether a training step or an evaluation runs, as
+/// The input that distinguishes a training step from an evaluation, as
 /// [`PhaseWords`](storm_graph::random::PhaseWords). The trainer fills it.
 pub const PHASE_INPUT: &str = "phase";
 
-/// Rows of logits that exist at a time unless asked otherwise.
+/// Default number of rows of logits in memory at a time.
 pub const DEFAULT_CHUNK_ROWS: usize = 1024;
 
-/// How a model is to be computed. None of this may depend on a memory budget: it decides the bits.
+/// How to compute a model. None of these options may depend on a memory budget, because they
+/// determine the exact bits of the results.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// B: sequences per micro-batch.
@@ -31,33 +33,36 @@ pub struct BuildOptions {
     pub sequence: usize,
     /// Storage of parameters and activations.
     pub dtype: DType,
-    /// How the projections of layers multiply.
+    /// Operands of the projections of layers.
     pub products: Products,
-    /// Whether rows hold one sample or several.
+    /// Whether a row contains one sample or several.
     pub packing: Packing,
-    /// What the program is for.
+    /// The output of the program.
     pub output: ModelOutput,
-    /// Which parameters learn.
+    /// Which parameters are trained.
     pub trainable: Trainable,
-    /// Share of a target that is spread evenly over all tokens or classes in the loss.
+    /// Label smoothing: the share of a target that is spread evenly over all tokens or classes in
+    /// the loss.
     pub label_smoothing: f32,
-    /// How pictures of a training step are changed; language models have none.
+    /// Augmentation of training images. Not used by language models.
     pub augmentation: Augmentation,
 }
 
-/// What the projections of layers multiply. Heads, embeddings, adapters and attention multiply what is stored.
+/// Operands of the projections of layers. Heads, embeddings, adapters and attention use operands as
+/// stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Products {
-    /// Operands as they are stored.
+    /// Operands as stored.
     #[default]
     AsStored,
-    /// Operands of bf16 as 8-bit floats, and so in both gradients, where the shapes
-    /// [suit](storm_graph::fp8_suits): tokens of a micro-batch and both widths are multiples of 16.
+    /// bf16 operands converted to 8-bit floats, in the forward pass and in both gradients. Applies
+    /// only to [suitable](storm_graph::fp8_suits) shapes: the tokens of a micro-batch and both
+    /// widths must be multiples of 16.
     Fp8,
 }
 
-/// The projections of a model's layers, and whether each multiplies 8-bit floats with [`Products::Fp8`] and so many tokens in a
-/// micro-batch.
+/// The projections of a model's layers, and whether each one uses 8-bit floats under
+/// [`Products::Fp8`] with this many tokens in a micro-batch.
 pub fn fp8_projections(config: &ModelConfig, tokens: usize) -> Vec<(String, bool)> {
     let layout = ParameterLayout::new(config);
     let matrices =
@@ -78,30 +83,30 @@ pub enum Packing {
     Segments,
 }
 
-/// What a program yields.
+/// The output of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelOutput {
-    /// The result `loss`, a scalar: cross-entropy against the input `targets` (B, T), divided by the
-    /// input `denominator`.
+    /// The result `loss`, a scalar: cross-entropy against the input `targets` (B, T), divided by
+    /// the input `denominator`.
     Loss {
-        /// Rows of logits that exist at a time.
+        /// Rows of logits in memory at a time.
         chunk_rows: usize,
     },
     /// The result `logits` (B, T, V).
     Logits,
 }
 
-/// Which parameters learn, by their name in the layout (`attention.qkv.weight`).
+/// Which parameters are trained, by their name in the layout (`attention.qkv.weight`).
 #[derive(Clone, Copy, Debug)]
 pub enum Trainable {
     /// All.
     All,
-    /// Those for which the function holds.
+    /// Those for which the function returns true.
     Where(fn(&str) -> bool),
 }
 
 impl BuildOptions {
-    /// Training in `dtype` with everything at its default.
+    /// Options for training in `dtype`, with defaults for everything else.
     pub fn training(batch: usize, sequence: usize, dtype: DType) -> BuildOptions {
         BuildOptions {
             batch,
@@ -119,8 +124,8 @@ impl BuildOptions {
 
 /// Builds the forward program of a model.
 ///
-/// Inputs: `tokens`, `positions` (B, T) i32; with [`Packing::Segments`] also `segments`; for the
-/// loss `targets` and `denominator`; with dropout of adapters that learn, [`DROPOUT_INPUT`].
+/// Inputs: `tokens` and `positions` (B, T) i32. With [`Packing::Segments`] also `segments`. For the
+/// loss, `targets` and `denominator`. With dropout in trained adapters, [`DROPOUT_INPUT`].
 ///
 /// # Errors
 /// The config is not valid, or the sequence is longer than the model allows.
@@ -149,7 +154,8 @@ pub(crate) fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result
     check_lengths(config, sequence, options.packing)
 }
 
-/// Where rotary frequencies follow the length of a sequence, samples of different lengths cannot share a row.
+/// If rotary frequencies depend on the length of a sequence, samples of different lengths cannot
+/// share a row.
 fn check_lengths(
     config: &ModelConfig,
     sequence: usize,
@@ -171,16 +177,16 @@ fn check_lengths(
     }
 }
 
-/// What a query can see.
+/// The tokens that a query can attend to.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
-    /// The tokens of its own sequence, which is complete.
+    /// Those of its own sequence, which is complete.
     Sequence,
-    /// Also those of earlier runs.
+    /// Also those in the cache, from earlier runs.
     Cache {
-        /// Positions that there are.
+        /// Number of positions in the cache.
         window: usize,
-        /// Before the names of inputs, since programs that share caches must not share these.
+        /// Prefix of input names. Programs that share caches must not share inputs.
         input_prefix: &'static str,
     },
 }
@@ -192,24 +198,24 @@ pub(crate) struct Builder<'a> {
     reach: Reach,
 }
 
-/// What makes a layer different from others.
+/// The properties in which layers differ.
 #[derive(Clone, Copy, PartialEq)]
 struct LayerKind<'a> {
-    /// How many tokens a token sees at most.
+    /// Maximum number of tokens that a token attends to.
     window: Option<usize>,
     adapters: Option<&'a LayerAdapters>,
 }
 
-/// A section under construction: a graph, and the parameters it may use.
+/// A section under construction: a graph and the parameters that it may use.
 struct Draft<'a> {
     graph: Graph,
     specs: &'a [ParameterSpec],
     options: &'a BuildOptions,
     config: &'a ModelConfig,
     reach: Reach,
-    /// Of the layer that it is, if it is one.
+    /// The adapters of the layer, if this is a layer.
     adapters: Option<&'a LayerAdapters>,
-    /// [`DROPOUT_INPUT`], once something is dropped.
+    /// [`DROPOUT_INPUT`], if anything is dropped.
     dropout: Option<TensorId>,
 }
 
@@ -227,11 +233,11 @@ impl<'b> Builder<'b> {
         Draft { graph: Graph::new(), specs, options, config, reach, adapters: None, dropout: None }
     }
 
-    /// Embedding, layers, and the last stage.
+    /// Embedding, layers and the last stage.
     pub(crate) fn program(&self, last: Section) -> Result<Program, GraphError> {
         let layer_count = self.config.layer_count;
         let runs = self.runs();
-        // One template for each kind of layer, and a stage for each run of layers that are alike.
+        // One template for each kind of layer, and one stage for each run of equal layers.
         let mut templates = vec![self.embedding()?];
         let mut template_of: Vec<(LayerKind<'_>, usize)> = Vec::new();
         let mut stages = vec![Stage::once("embedding", 0)];
@@ -254,7 +260,7 @@ impl<'b> Builder<'b> {
         Program::new(templates, stages)
     }
 
-    /// Runs of layers that are alike, over all layers.
+    /// Partitions the layers into runs of equal layers.
     fn runs(&self) -> Vec<(Range<usize>, LayerKind<'b>)> {
         let config = self.config;
         let window = config.sliding_window.as_ref().filter(|w| w.tokens < self.span());
@@ -278,7 +284,7 @@ impl<'b> Builder<'b> {
         runs
     }
 
-    /// How many tokens a query could see, were there no window.
+    /// The number of tokens that a query could attend to without a window.
     fn span(&self) -> usize {
         match self.reach {
             Reach::Sequence => self.options.sequence,
@@ -286,7 +292,7 @@ impl<'b> Builder<'b> {
         }
     }
 
-    /// Token embedding, plus positions: learned ones are added, rotary ones become a table.
+    /// Token embedding and positions: learned positions are added, rotary positions become a table.
     fn embedding(&self) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.prologue);
         let tokens = draft.batch_input("tokens"); // (B, T)
@@ -361,7 +367,7 @@ impl<'b> Builder<'b> {
         })
     }
 
-    /// Projections, per-head norm, rotary positions and attention of the normalized residual.
+    /// Projections, per-head norm, rotary positions and attention over the normalized residual.
     fn attention(
         &self,
         draft: &mut Draft<'_>,
@@ -413,7 +419,7 @@ impl<'b> Builder<'b> {
     }
 
     pub(crate) fn head(&self) -> Result<Section, GraphError> {
-        // A tied head is the embedding, which is a parameter of the embedding.
+        // A tied head uses the weight of the embedding.
         let specs: Vec<ParameterSpec> =
             self.layout.epilogue.iter().chain(&self.layout.prologue).cloned().collect();
         let mut draft = self.draft(&specs);
@@ -452,7 +458,7 @@ impl<'b> Builder<'b> {
         })
     }
 
-    /// Drops what comes out of the last layer.
+    /// A last stage that discards the output of the last layer.
     pub(crate) fn no_head(&self) -> Section {
         let mut draft = self.draft(&[]);
         let hidden = draft.hidden();
@@ -474,7 +480,7 @@ impl Draft<'_> {
         self.graph.input(&name, [self.options.batch, self.options.sequence], DType::I32)
     }
 
-    /// The residual stream, (B, T, C), from the section before.
+    /// The residual stream, (B, T, C), from the previous section.
     fn hidden(&mut self) -> TensorId {
         let BuildOptions { batch, sequence, dtype, .. } = *self.options;
         let shape = [batch, sequence, self.config.hidden_size];
@@ -497,8 +503,8 @@ impl Draft<'_> {
         }
     }
 
-    /// The weight of a projection. A frozen one may be stored in 8 or 4 bits; a product reads its values, which exist only
-    /// around it.
+    /// The weight of a projection. A frozen weight may be stored in 8 or 4 bits. The product then
+    /// reads dequantized values, which exist only for that product.
     fn weight(&mut self, name: &str) -> Result<TensorId, GraphError> {
         let is_frozen = self.training(name) == Training::Frozen;
         let Some(format) = self.config.base.quantized().filter(|_| is_frozen) else {
@@ -513,7 +519,7 @@ impl Draft<'_> {
         self.graph.apply_one(&format!("{name}.values"), op)
     }
 
-    /// Whether the model has adapters, and this parameter is not trained with them.
+    /// Whether the model has adapters and this parameter is not trained with them.
     fn is_frozen_base(&self, name: &str) -> bool {
         let Some(adapters) = &self.config.adapters else { return false };
         match self.adapters {
@@ -526,7 +532,7 @@ impl Draft<'_> {
         self.optional(name).unwrap_or_else(|| unreachable!("the layout has no `{name}`"))
     }
 
-    /// `NAME.weight`, and `NAME.bias` where the layout has one.
+    /// Applies `NAME.weight`, and `NAME.bias` if the layout has it.
     fn linear(
         &mut self,
         name: &str,
@@ -546,7 +552,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Whether a projection multiplies 8-bit floats. Text is generated from the weights as they are stored.
+    /// Whether a projection uses 8-bit floats. Text generation uses the weights as stored.
     fn in_fp8(&self, x: TensorId, weight: TensorId) -> bool {
         let (x, weight) = (self.graph.tensor(x), self.graph.tensor(weight));
         self.options.products == Products::Fp8
@@ -564,7 +570,7 @@ impl Draft<'_> {
         addend: Option<TensorId>,
     ) -> Result<TensorId, GraphError> {
         let learns = self.training(&format!("{name}.weight")) == Training::Trainable;
-        // The gradient of the weight reads the activation in columns.
+        // The gradient of the weight reads the activation by columns.
         let form = if learns { Fp8Form::Both } else { Fp8Form::Rows };
         let outputs = self.graph.tensor(weight).shape.rows();
         let output = self.graph.tensor(x).shape.with_width(outputs);
@@ -574,9 +580,10 @@ impl Draft<'_> {
         self.graph.apply_one(name, Op::Fp8Linear { x, weight, bias, addend, output })
     }
 
-    /// What the adapters of a projection add to it, which its product takes as its addend: `scale · (x · Aᵀ) · Bᵀ + addend`.
-    /// All modules of a fused projection share one product with their stacked A, and one with a matrix that has each
-    /// module's B where its rows meet the columns of its rank.
+    /// The output of a projection's adapters, which becomes the addend of the projection: `scale ·
+    /// (x · Aᵀ) · Bᵀ + addend`. All modules of a fused projection share two products: one with
+    /// their stacked A, and one with a block matrix that has each module's B at its rows and at the
+    /// columns of its rank.
     fn low_rank(
         &mut self,
         linear: &AdaptedLinear,
@@ -608,8 +615,8 @@ impl Draft<'_> {
         self.graph.apply_one(&format!("{}.adapted", linear.name), op) // (B, T, N)
     }
 
-    /// What the adapters of a projection read while they are trained: all of its modules the same, with the same elements
-    /// dropped.
+    /// The input of a projection's adapters in training. All modules of the projection share the
+    /// same dropped elements.
     fn dropped(&mut self, linear: &AdaptedLinear, x: TensorId) -> Result<TensorId, GraphError> {
         let rate = self.config.adapters.as_ref().map_or(0.0, |adapters| adapters.options.dropout);
         let learns = self.adapter_training(&linear.a_name()) == Training::Trainable;
@@ -629,7 +636,7 @@ impl Draft<'_> {
         self.graph.apply_one(&format!("{}.dropped", linear.name), op)
     }
 
-    /// An adapter's matrix, kept in f32.
+    /// An adapter's matrix, stored in f32.
     fn adapter(&mut self, name: &str, shape: Shape) -> TensorId {
         let training = self.adapter_training(name);
         self.graph.parameter(name, shape, DType::F32, training)
@@ -662,29 +669,30 @@ impl Draft<'_> {
     }
 }
 
-/// How a fresh parameter starts.
+/// Initialization of a new parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initialization {
-    /// Normal around 0.
+    /// Normal with mean 0.
     Normal {
         /// Standard deviation.
         deviation: f32,
     },
-    /// Uniform around 0.
+    /// Uniform in `-bound..bound`.
     Uniform {
-        /// The largest magnitude.
+        /// The bound.
         bound: f32,
     },
-    /// Uniform around 0, up to one over the root of a row's elements: how PyTorch starts the weights of linear layers
-    /// and convolutions.
+    /// Uniform around 0, bounded by one over the square root of a row's length: PyTorch's default
+    /// for the weights of linear layers and convolutions.
     UniformByRow,
     /// The same value everywhere: 1 for norms, 0 for biases.
     Constant(f32),
 }
 
-/// How the parameter named `name` (in the layout) starts when a model is trained from scratch:
-/// normal weights, those that write into the residual stream scaled down by `√(2L)` as GPT-2 does.
-/// Adapters start as in PEFT, A uniform and B zero, so that the model is its base at first.
+/// Initialization of the parameter `name` (in the layout) when a model is trained from scratch:
+/// normal weights, those that write into the residual stream scaled down by `√(2L)` as in GPT-2.
+/// Adapters are initialized as in PEFT: A uniform and B zero, so that the model initially equals
+/// its base.
 pub fn initialization(config: &ModelConfig, name: &str) -> Initialization {
     if is_adapter(name) {
         return match name.strip_suffix(".lora_A") {
@@ -703,7 +711,7 @@ pub fn initialization(config: &ModelConfig, name: &str) -> Initialization {
     Initialization::Normal { deviation: (config.initializer_range / depth) as f32 }
 }
 
-/// PEFT's `kaiming_uniform_(a=√5)`: one over the root of the width that A reads.
+/// The bound of PEFT's `kaiming_uniform_(a=√5)`: one over the square root of A's input width.
 fn adapter_bound(config: &ModelConfig, linear: &str) -> f32 {
     let weight = format!("{linear}.weight");
     let layout = ParameterLayout::new(config);

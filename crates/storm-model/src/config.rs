@@ -1,10 +1,10 @@
-//! The description of a language model: one plain struct for every family.
+//! The config of a language model: one plain struct for all families.
 
 use crate::BaseFormat;
 use crate::{Adapters, ModelError, Rotary, SlidingWindow};
 use storm_graph::ActivationFunction;
 
-/// The architectures that STORM has.
+/// The supported architectures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// GPT-2: learned positions, layer norm, GELU, biases everywhere.
@@ -17,7 +17,8 @@ pub enum Family {
     Qwen2,
     /// Qwen3: Llama with RMS norm on each query and key head.
     Qwen3,
-    /// Phi 3 and 4: Llama with an optional sliding window, and rotary positions on a part of each head.
+    /// Phi 3 and 4: Llama with an optional sliding window, and rotary positions on part of each
+    /// head.
     Phi3,
 }
 
@@ -66,7 +67,7 @@ impl Family {
         self == Self::Qwen3
     }
 
-    /// Whether its MLP is a gated unit, as [`Op::SwiGlu`](storm_graph::Op::SwiGlu) is one.
+    /// Whether its MLP is a gated unit, see [`Op::SwiGlu`](storm_graph::Op::SwiGlu).
     pub fn has_gated_units(self) -> bool {
         self != Self::Gpt2
     }
@@ -80,8 +81,8 @@ impl Family {
     }
 }
 
-/// A language model, whatever its family. Call [`ModelConfig::validate`] before use: past it, no
-/// product of sizes of one tensor, and no byte count of the model, overflows 64 bits.
+/// A language model of any family. Call [`ModelConfig::validate`] before use. After that, no
+/// product of the sizes of one tensor and no byte count of the model overflows 64 bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The architecture.
@@ -90,23 +91,23 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// C: width of the residual stream.
     pub hidden_size: usize,
-    /// L: how often the layer is repeated.
+    /// L: number of layers.
     pub layer_count: usize,
     /// Hq: query heads.
     pub query_heads: usize,
-    /// Hkv: key and value heads; divides `query_heads`.
+    /// Hkv: key and value heads. Divides `query_heads`.
     pub kv_heads: usize,
-    /// D: size of one head; not always `hidden_size / query_heads`.
+    /// D: size of one head. Not always `hidden_size / query_heads`.
     pub head_dim: usize,
     /// F: width inside the MLP.
     pub intermediate_size: usize,
-    /// The longest sequence; for GPT-2 the rows of the position embedding.
+    /// Maximum sequence length. For GPT-2, the rows of the position embedding.
     pub max_positions: usize,
     /// Added to the variance (or mean square) in every norm.
     pub norm_eps: f64,
-    /// Whether the head is the embedding.
+    /// Whether the head shares the embedding's weight.
     pub tied_embeddings: bool,
-    /// Rotary positions; `None` for GPT-2, which learns its positions.
+    /// Rotary positions. `None` for GPT-2, which learns its positions.
     pub rotary: Option<Rotary>,
     /// Whether query, key and value have a bias.
     pub qkv_bias: bool,
@@ -114,19 +115,19 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Whether the projections of the MLP have a bias.
     pub mlp_bias: bool,
-    /// What the MLP applies: to its width, or to its gate where it has one, which must be SiLU.
+    /// The activation of the MLP, or of its gate if it has one.
     pub activation: ActivationFunction,
-    /// A window of some layers. Sequences not longer than it are computed as full attention.
+    /// The sliding window of some layers. Sequences that fit in it use full attention.
     pub sliding_window: Option<SlidingWindow>,
-    /// Standard deviation of fresh weights.
+    /// Standard deviation of initial weights.
     pub initializer_range: f64,
-    /// Adapters beside the weights, which are frozen then.
+    /// LoRA adapters. The other weights are then frozen.
     pub adapters: Option<Adapters>,
-    /// How frozen projections are stored.
+    /// The storage format of frozen projections.
     pub base: BaseFormat,
 }
 
-/// Hard limits, about a power of two above anything that exists.
+/// Hard limits, above any existing model.
 pub(crate) mod limit {
     pub(super) const LAYERS: usize = 65_535;
     pub(super) const HIDDEN: usize = 1 << 20;
@@ -188,7 +189,7 @@ impl ModelConfig {
         )
     }
 
-    /// What transformers fixes for each family. Any other config could not be saved.
+    /// Checks the values that transformers fixes for each family. Other values could not be saved.
     fn validate_family(&self) -> Result<(), ModelError> {
         let family = self.family;
         let fixed = |field, value: bool, wanted: bool| {
@@ -221,7 +222,7 @@ impl ModelConfig {
             }
             Family::Llama => {
                 fixed("attention_output_bias", self.attention_output_bias, self.qkv_bias)?;
-                // transformers asks for this even where head_dim is given.
+                // transformers requires this even if head_dim is given.
                 check(
                     self.hidden_size.is_multiple_of(self.query_heads),
                     "hidden_size",
@@ -246,14 +247,16 @@ impl ModelConfig {
         }
     }
 
-    /// The longest text that can be generated: as long as positions mean the same for every length.
+    /// Maximum length of generated text: up to this length, positions are independent of the
+    /// sequence length.
     pub fn text_positions(&self) -> usize {
         let rotary = self.rotary.as_ref();
         let steady = rotary.and_then(|rotary| rotary.steady_positions(self.max_positions));
         steady.unwrap_or(self.max_positions).min(self.max_positions)
     }
 
-    /// What is taken for sequences of so many tokens, where the model's positions follow their length.
+    /// A message about the frequencies used for sequences of this many tokens, if they depend on
+    /// the length.
     pub fn rotary_words(&self, sequence: usize) -> Option<String> {
         self.rotary.as_ref()?.words(self.max_positions, sequence)
     }
@@ -275,11 +278,11 @@ impl ModelConfig {
 
     /// Parameters of one layer. For a validated config.
     pub fn layer_parameter_count(&self) -> u64 {
-        // Every factor is capped by `validate`, so that this stays far below 2^64.
+        // `validate` limits every factor, so this stays far below 2^64.
         self.layer_parameter_count_wide() as u64
     }
 
-    /// Parameters of the model; tied ones count once. For a validated config.
+    /// Number of parameters. Tied parameters count once. For a validated config.
     pub fn parameter_count(&self) -> u64 {
         u64::try_from(self.parameter_count_wide()).unwrap_or(u64::MAX)
     }
@@ -289,7 +292,7 @@ impl ModelConfig {
         let head_dim = self.head_dim as u128;
         let query = self.query_heads as u128 * head_dim;
         let qkv = query + 2 * self.kv_heads as u128 * head_dim;
-        // GPT-2's MLP goes up and down; the others have a gate as well.
+        // GPT-2's MLP has up and down projections. The others also have a gate.
         let up = if self.family == Family::Gpt2 { inner } else { 2 * inner };
         let norm = if self.family == Family::Gpt2 { 2 * hidden } else { hidden };
         let when = |condition: bool, count: u128| if condition { count } else { 0 };

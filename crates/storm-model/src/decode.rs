@@ -1,11 +1,11 @@
-//! Programs that generate text token by token, with a cache of the keys and values so far.
+//! Programs that generate text token by token, with a key-value cache.
 
 use crate::build::{Builder, Reach, check_size};
 use crate::{BuildOptions, ModelConfig, ModelError, ModelOutput, Trainable};
 use storm_graph::{DType, Program};
 
-/// Tokens of a prompt that are read at a time: enough for efficient matrix products, few enough that
-/// padding the last piece costs little.
+/// Prompt tokens processed at a time: enough for efficient matrix products, few enough that padding
+/// the last piece costs little.
 const PROMPT_TOKENS_MAX: usize = 32;
 
 /// How a model generates text.
@@ -17,23 +17,24 @@ pub struct DecodeOptions {
     pub dtype: DType,
 }
 
-/// Two programs over the same parameters and caches, one text at a time.
+/// Two programs that share parameters and caches. They process one text at a time.
 #[derive(Clone, Debug)]
 pub struct DecodePrograms {
-    /// Reads a piece of a prompt into the caches. Inputs: `prompt.tokens`, `prompt.positions` (1, T).
+    /// Reads a piece of a prompt into the caches. Inputs: `prompt.tokens`, `prompt.positions` (1,
+    /// T).
     pub prompt: Program,
-    /// T: tokens of such a piece.
+    /// T: tokens of a piece.
     pub prompt_tokens: usize,
-    /// Reads a token and yields the result `logits` (1, 1, V). Inputs: `step.tokens`, `step.positions`
-    /// (1, 1).
+    /// Reads a token and returns the result `logits` (1, 1, V). Inputs: `step.tokens`,
+    /// `step.positions` (1, 1).
     pub step: Program,
 }
 
-/// One program for pieces of prompts and single tokens alike, where the weights are streamed and cost the same for
-/// both.
+/// One program for both prompt pieces and single tokens, for streamed weights: streaming costs the
+/// same for both.
 #[derive(Clone, Debug)]
 pub struct PieceProgram {
-    /// Reads a piece of a text and yields the result `logits` (1, T, V). Inputs: `piece.tokens`,
+    /// Reads a piece of a text and returns the result `logits` (1, T, V). Inputs: `piece.tokens`,
     /// `piece.positions` (1, T).
     pub program: Program,
     /// T: tokens of a piece.
@@ -76,7 +77,7 @@ pub fn build_streamed_decoder(
     Ok(PieceProgram { program: builder.program(builder.head()?)?, tokens })
 }
 
-/// Tokens of a piece, for a model and a window that fit each other.
+/// Tokens of a piece. Checks the config and the window.
 fn piece_tokens(config: &ModelConfig, options: &DecodeOptions) -> Result<usize, ModelError> {
     config.validate()?;
     let window = options.window;

@@ -1,4 +1,4 @@
-//! The weights of a base as a run has them that stores it in 8 or 4 bits.
+//! The dequantized weights of a base that a run stores in 8 or 4 bits.
 
 use crate::hf::{Element, ParameterSource, ParameterSpec};
 use crate::lora::is_adapter;
@@ -6,7 +6,7 @@ use crate::{ModelConfig, ModelError};
 use std::ops::Range;
 use storm_graph::QuantizedRow;
 
-/// A source whose frozen projections are rounded to the base format of a config, and back.
+/// A source whose frozen projections are quantized to the base format of a config and dequantized.
 #[derive(Debug)]
 pub struct Dequantized<'a, S> {
     config: &'a ModelConfig,
@@ -14,13 +14,13 @@ pub struct Dequantized<'a, S> {
 }
 
 impl<'a, S: ParameterSource> Dequantized<'a, S> {
-    /// For a config with adapters and a base format.
+    /// Wraps a source, for a config with adapters and a base format.
     pub fn new(config: &'a ModelConfig, source: &'a S) -> Dequantized<'a, S> {
         Dequantized { config, source }
     }
 }
 
-/// How a model stores the rows of a parameter; none if as it computes.
+/// How a model quantizes the rows of a parameter. `None` if it does not.
 pub fn quantized_rows(config: &ModelConfig, spec: &ParameterSpec) -> Option<QuantizedRow> {
     let format = config.base.quantized()?;
     let (layer, name) = spec.name.strip_prefix("layers.")?.split_once('.')?;

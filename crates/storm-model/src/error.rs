@@ -1,32 +1,32 @@
-//! One error type: what is wrong, where, and what to do next.
+//! The error type: what is wrong, where, and what to do next.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use storm_files::StageError;
 
-/// Why a model could not be described, read or written.
+/// Why a model could not be built, read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// No preset has this name.
     #[error("no preset is named {name:?}{}; presets: {known}", suggest(.closest))]
     UnknownPreset {
-        /// The name that was asked for, shortened.
+        /// The requested name, shortened.
         name: String,
-        /// The nearest preset, when one is near.
+        /// The closest preset, if one is close.
         closest: Option<&'static str>,
         /// Every preset name.
         known: String,
     },
 
-    /// Adapters that a model cannot have.
+    /// The model cannot have these adapters.
     #[error("lora: {problem}")]
     Lora {
         /// What is wrong, and what to do.
         problem: String,
     },
 
-    /// An adapter directory that cannot be used.
+    /// An adapter directory cannot be used.
     #[error("{path}: {problem}", path = .path.display())]
     BadAdapter {
         /// The directory, or its file.
@@ -35,11 +35,11 @@ pub enum ModelError {
         problem: String,
     },
 
-    /// The graph of the model could not be built.
+    /// The model's graph could not be built.
     #[error(transparent)]
     Graph(#[from] storm_graph::GraphError),
 
-    /// A number of the model is outside the range that STORM accepts.
+    /// A number of the model is out of range.
     #[error("model config: {field} is {value}; it must be {rule}")]
     InvalidConfig {
         /// The field of [`crate::ModelConfig`].
@@ -50,7 +50,7 @@ pub enum ModelError {
         rule: String,
     },
 
-    /// A field of config.json has a value that STORM does not support.
+    /// A field of config.json has an unsupported value.
     #[error("config.json: `{field}` is {value}; {advice}")]
     UnsupportedField {
         /// The field.
@@ -61,7 +61,7 @@ pub enum ModelError {
         advice: String,
     },
 
-    /// config.json has fields that STORM does not know, so it cannot know what they change.
+    /// config.json has unknown fields, which might change the model.
     #[error(
         "config.json: unknown field {fields} for model type {model_type}; supported fields: {supported}. \
          If a field has no effect on the forward pass, remove it from config.json"
@@ -71,11 +71,11 @@ pub enum ModelError {
         fields: String,
         /// The model type of the file.
         model_type: &'static str,
-        /// The names that are read or known to be harmless.
+        /// Fields that are read or known to be harmless.
         supported: String,
     },
 
-    /// A field that every model of this family needs is absent.
+    /// A required field is missing.
     #[error("config.json: `{field}` is missing; a {model_type} model needs it")]
     MissingField {
         /// The field.
@@ -84,44 +84,44 @@ pub enum ModelError {
         model_type: &'static str,
     },
 
-    /// The model is of a kind that STORM does not have.
+    /// The architecture is not supported.
     #[error("config.json: {found} is not supported; supported architectures: {supported}")]
     UnsupportedArchitecture {
-        /// What the file says.
+        /// The architecture in the file.
         found: String,
-        /// What STORM has.
+        /// The supported architectures.
         supported: String,
     },
 
-    /// The model needs Python code of its repository.
+    /// The model needs Python code from its repository.
     #[error(
         "config.json: `auto_map` asks for code from the model repository to be run, which STORM never does; \
          use a model whose architecture is built in ({supported}), or remove `auto_map` if it is one of these"
     )]
     RemoteCode {
-        /// What STORM has.
+        /// The supported architectures.
         supported: String,
     },
 
-    /// The weights are quantized in a way that is not read.
+    /// The weights are quantized in an unsupported format.
     #[error(
         "config.json: the weights are quantized ({method}); STORM reads f64, f32, bf16 and f16 weights, and of quantized ones \
          those of compressed-tensors (int-quantized, 8 bits, symmetric) and bitsandbytes (int8, nf4): take the unquantized \
          model, or dequantize it in transformers with `model.dequantize()` and save it again"
     )]
     Quantized {
-        /// The method the file names.
+        /// The method named in the file.
         method: String,
     },
 
-    /// A quantized weight is not what its config says.
+    /// A quantized weight does not match its config.
     #[error("{path}: the quantized weight {name} cannot be read: {problem}", path = .path.display())]
     BadQuantized {
         /// The model directory.
         path: PathBuf,
         /// The weight.
         name: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 
@@ -130,24 +130,24 @@ pub enum ModelError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The parser's message.
         problem: String,
     },
 
-    /// A file, or a part of it, is larger than any genuine one.
+    /// A file or a part of it is too large.
     #[error("{path}: {what} is {bytes} bytes; the limit is {limit}", path = .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Which part of it.
+        /// The part of the file.
         what: &'static str,
-        /// Its size, as found or as claimed.
+        /// Its actual or claimed size.
         bytes: u64,
         /// The limit.
         limit: u64,
     },
 
-    /// The weights are in a format that runs code when it is opened.
+    /// The weights are in a format that can run code when opened.
     #[error(
         "{path}: this is a pickle file, and opening a pickle can run any code; convert it where you trust it: \
          `python -c \"from transformers import AutoModelForCausalLM as A; A.from_pretrained('DIR').save_pretrained('NEW_DIR')\"`, \
@@ -159,12 +159,12 @@ pub enum ModelError {
         path: PathBuf,
     },
 
-    /// A safetensors file breaks the format's rules.
+    /// A safetensors file violates the format.
     #[error("{path}: damaged or hostile safetensors file: {problem}; download it again", path = .path.display())]
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// The rule that is broken.
+        /// The violation.
         problem: String,
     },
 
@@ -175,11 +175,11 @@ pub enum ModelError {
         directory: PathBuf,
         /// The entry, quoted and shortened.
         entry: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
 
-    /// There is nothing to load.
+    /// The directory contains no model.
     #[error(
         "{path}: no {missing}; expected a Hugging Face directory with config.json and model.safetensors \
          (or model.safetensors.index.json and its shards)",
@@ -188,7 +188,7 @@ pub enum ModelError {
     NotAModel {
         /// The path that was given.
         path: PathBuf,
-        /// What was not found.
+        /// The missing file.
         missing: &'static str,
     },
 
@@ -197,16 +197,16 @@ pub enum ModelError {
     Index {
         /// The index file.
         path: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
 
-    /// The tensors are not those of the model that config.json describes.
+    /// The tensors do not match config.json.
     #[error("{path}: the tensors do not fit config.json:{report}", path = .path.display())]
     Tensors {
         /// The model directory.
         path: PathBuf,
-        /// What is missing, left over or wrong.
+        /// The missing, extra and wrong tensors.
         report: Box<TensorReport>,
     },
 
@@ -221,7 +221,7 @@ pub enum ModelError {
         path: PathBuf,
     },
 
-    /// The directory holds an adapter, which is not a model by itself.
+    /// The directory contains an adapter, which is not a complete model.
     #[error(
         "{path}: {found}: this is a PEFT adapter, not a whole model; train on from it with `--model BASE --adapter {path}`, \
          or make a model of it with `storm merge {path} --out NEW_DIR`",
@@ -230,11 +230,11 @@ pub enum ModelError {
     Adapter {
         /// The model directory.
         path: PathBuf,
-        /// What shows it.
+        /// The evidence.
         found: String,
     },
 
-    /// The model has no head, and something other than training asked for it.
+    /// The model has no head, which everything but training needs.
     #[error(
         "{path}: the model has no head: there is no `lm_head.weight`, and `tie_word_embeddings` is false, so nothing \
          says which token comes next; train it, which starts a fresh head, or use the files of the whole model",
@@ -254,7 +254,7 @@ pub enum ModelError {
         name: String,
     },
 
-    /// A tensor is stored in a type that is not converted.
+    /// A tensor is stored in an unsupported type.
     #[error("tensor {name} is stored as {dtype}; STORM reads F64, F32, BF16 and F16")]
     UnsupportedDtype {
         /// The tensor.
@@ -263,29 +263,29 @@ pub enum ModelError {
         dtype: &'static str,
     },
 
-    /// A caller's buffer, range or specification does not fit the tensor.
+    /// A caller's buffer, range or specification does not match the tensor.
     #[error("{what} of {name} is {got}; it must be {expected}")]
     WrongLength {
-        /// What has the wrong size.
+        /// The object with the wrong size.
         what: &'static str,
         /// The tensor or parameter.
         name: String,
         /// Its size.
         got: usize,
-        /// The size that fits.
+        /// The correct size.
         expected: usize,
     },
 
-    /// The place to save to is occupied.
+    /// The model cannot be saved to this path.
     #[error("{path} {problem}", path = .path.display())]
     Output {
-        /// Where the model was to be saved.
+        /// The output path.
         path: PathBuf,
         /// Why not, and what to do.
         problem: String,
     },
 
-    /// The caller could not deliver a parameter that was to be saved.
+    /// The caller failed to provide a parameter for saving.
     #[error("parameter {name} could not be read for saving: {source}")]
     Provider {
         /// The parameter.
@@ -294,14 +294,14 @@ pub enum ModelError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// The operating system refused.
+    /// A file system operation failed.
     #[error("{path}: cannot {action}: {source}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -323,28 +323,28 @@ fn suggest(closest: &Option<&'static str>) -> String {
     closest.map_or_else(String::new, |name| format!(" (did you mean {name}?)"))
 }
 
-/// How many names of each kind a [`TensorReport`] keeps; the rest is counted.
+/// Maximum number of names of each kind in a [`TensorReport`]. The rest are only counted.
 pub(crate) const REPORT_NAMES_MAX: usize = 20;
 
-/// Everything that is wrong with the tensors of a directory, in one report.
+/// All problems with the tensors of a directory, in one report.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct TensorReport {
-    /// Tensors that the model needs and the files do not have.
+    /// Tensors of the model that are missing from the files.
     pub missing: NameList,
-    /// Tensors that the files have and the model does not.
+    /// Tensors in the files that the model does not have.
     pub extra: NameList,
-    /// Tensors with another shape than the model's: `name: found [..], expected [..]`.
+    /// Tensors with the wrong shape: `name: found [..], expected [..]`.
     pub wrong_shape: NameList,
-    /// Tensors of a type that is not read: `name: I8`.
+    /// Tensors with an unsupported type: `name: I8`.
     pub wrong_dtype: NameList,
 }
 
-/// Up to twenty names, and how many there are in all.
+/// Up to twenty names, and the total count.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct NameList {
     /// The first names.
     pub first: Vec<String>,
-    /// How many names there are, those not kept included.
+    /// The total number of names.
     pub count: usize,
 }
 
@@ -358,7 +358,7 @@ impl NameList {
 }
 
 impl TensorReport {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_empty(&self) -> bool {
         self.kinds().iter().all(|(_, names)| names.count == 0)
     }
@@ -388,7 +388,7 @@ impl fmt::Display for TensorReport {
     }
 }
 
-/// Text from a file, made safe for a terminal: escaped and not longer than a line.
+/// Text from a file, made safe for a terminal: escaped and truncated.
 pub(crate) fn clip(text: &str) -> String {
     const CHARS_MAX: usize = 100;
     let mut clipped: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();

@@ -1,16 +1,20 @@
-//! Models: describes them, builds their programs, and reads and writes their directories.
+//! Model configs and programs, and reading and writing of model directories.
 //!
-//! - [`AnyModel`] is a language model or an image classifier. Higher crates distinguish the two only for data and
-//!   messages.
-//! - [`ModelConfig`] describes every supported family of language models in one plain struct; [`preset`] makes one by
-//!   name.
-//! - [`build`] turns a config into a program, and [`build_decoder`] into programs that generate text.
-//! - [`ParameterLayout`] lists the parameters of a model and the Hugging Face tensors that each is made of.
-//! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, and [`save`] writes one.
-//! - [`ImageConfig`] describes an image classifier; [`image_preset`] makes one by name, [`ImageDirectory`] opens one.
+//! - [`AnyModel`] is a language model or an image classifier. Higher crates distinguish the two
+//!   only for data and messages.
+//! - [`ModelConfig`] describes every supported family of language models in one plain struct.
+//!   [`preset`] creates one by name.
+//! - [`build`] turns a config into a program, and [`build_decoder`] into programs that generate
+//!   text.
+//! - [`ParameterLayout`] lists the parameters of a model and the Hugging Face tensors that each
+//!   consists of.
+//! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, and [`save`]
+//!   writes one.
+//! - [`ImageConfig`] describes an image classifier. [`image_preset`] creates one by name,
+//!   [`ImageDirectory`] opens one.
 //!
-//! Files are untrusted: sizes are capped before memory is allocated, offsets are checked before a read, and formats
-//! that can run code are refused.
+//! Files are untrusted: sizes are limited before memory is allocated, offsets are checked before a
+//! read, and formats that can run code are rejected.
 
 mod any_model;
 mod base_format;

@@ -4,7 +4,7 @@ use crate::BaseFormat;
 use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling, image_preset_names};
 use storm_graph::ActivationFunction;
 
-/// One line of the table: what differs between presets.
+/// A row of the table: the values that differ between presets.
 struct Row {
     name: &'static str,
     kind: Kind,
@@ -17,7 +17,7 @@ struct Row {
     positions: usize,
 }
 
-/// What presets of a kind share.
+/// The values that presets of a kind share.
 #[derive(Clone, Copy)]
 enum Kind {
     Gpt2,
@@ -60,7 +60,7 @@ const ROWS: &[Row] = &[
     row("llama-2-70b",   Kind::Llama2,  8_192, 80, 64,  8, 28_672,  32_000,   4_096),
     row("llama-3.1-8b",  LLAMA31,       4_096, 32, 32,  8, 14_336, 128_256, 131_072),
     row("llama-3.1-70b", LLAMA31,       8_192, 80, 64,  8, 28_672, 128_256, 131_072),
-    // 50.0 billion parameters, for comparisons by size: the model above with fewer layers.
+    // 50.0 billion parameters, for size comparisons: the model above with fewer layers.
     row("llama-50b",     LLAMA31,       8_192, 56, 64,  8, 28_672, 128_256, 131_072),
     row("llama-3.2-1b",  LLAMA32,       2_048, 16, 32,  8,  8_192, 128_256, 131_072),
     row("mistral-7b",    Kind::Mistral, 4_096, 32, 32,  8, 14_336,  32_768,  32_768),
@@ -81,12 +81,12 @@ const fn row(
     Row { name, kind, hidden, layers, query_heads, kv_heads, intermediate, vocab, positions }
 }
 
-/// The names that [`preset`] knows, families together.
+/// The names that [`preset`] accepts, grouped by family.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|row| row.name)
 }
 
-/// The published model of this name. Case does not matter.
+/// The published model with this name. Case is ignored.
 pub fn preset(name: &str) -> Result<ModelConfig, ModelError> {
     match ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name)) {
         Some(row) => Ok(row.config()),
@@ -169,7 +169,7 @@ impl Row {
 }
 
 fn unknown(name: &str) -> ModelError {
-    // A name longer than this is no typing error; comparing it would only cost time.
+    // A longer name is not a typo, and comparing it would waste time.
     const NAME_CHARS_MAX: usize = 64;
     let short: String = name.chars().take(NAME_CHARS_MAX).flat_map(char::to_lowercase).collect();
     let names = || preset_names().chain(image_preset_names());
@@ -185,7 +185,7 @@ fn unknown(name: &str) -> ModelError {
     }
 }
 
-/// Levenshtein distance: insertions, deletions and replacements between the two.
+/// Levenshtein distance: the number of insertions, deletions and replacements between two strings.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut previous: Vec<usize> = (0..=b.len()).collect();

@@ -1,4 +1,5 @@
-//! Rotary positions: how fast each pair of a head turns, with every scaling as `transformers` computes it.
+//! Rotary position embedding: the frequency of each pair of a head, with all scalings as in
+//! `transformers`.
 
 use crate::ModelError;
 use crate::config::{check, limit, positive, within};
@@ -9,84 +10,87 @@ use storm_graph::RotaryFrequencies;
 pub struct Rotary {
     /// The base of the wavelengths.
     pub theta: f64,
-    /// The part of each head that is rotated, from its first element on: `partial_rotary_factor`.
+    /// The part of each head that is rotated, from its first element: `partial_rotary_factor`.
     pub share: f64,
-    /// How the frequencies are changed for a longer context.
+    /// How the frequencies are scaled for a longer context.
     pub scaling: RotaryScaling,
 }
 
-/// How rotary frequencies are changed for a longer context.
+/// How rotary frequencies are scaled for a longer context.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RotaryScaling {
-    /// As they are.
+    /// Not scaled.
     None,
-    /// All wavelengths are stretched alike.
+    /// All wavelengths are stretched equally.
     Linear {
-        /// By how much.
+        /// The stretch factor.
         factor: f64,
     },
-    /// The base grows with the sequence, once that is longer than the model's positions.
+    /// The base grows with the sequence length, beyond the model's positions.
     Dynamic {
-        /// How fast.
+        /// How fast it grows.
         factor: f64,
     },
-    /// Llama 3's rule: long wavelengths are stretched, short ones kept, those between blended.
+    /// Llama 3's rule: long wavelengths are stretched, short ones kept, and those in between
+    /// blended.
     Llama3 {
-        /// By how much long wavelengths are stretched.
+        /// The stretch factor of long wavelengths.
         factor: f64,
         /// Wavelengths longer than `original_max_positions / low_freq_factor` are stretched.
         low_freq_factor: f64,
         /// Wavelengths shorter than `original_max_positions / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// The context length of the first training.
+        /// The context length of the original training.
         original_max_positions: usize,
     },
-    /// YaRN: pairs that turn seldom within the original context are stretched, those that turn often kept.
+    /// YaRN: pairs with few rotations within the original context are stretched, those with many
+    /// are kept.
     Yarn {
-        /// By how much.
+        /// The stretch factor.
         factor: f64,
-        /// The factor of cosines and sines.
+        /// Factor applied to cosines and sines.
         attention_factor: f64,
-        /// Pairs that turn more often are kept.
+        /// Pairs with more rotations than this are kept.
         beta_fast: f64,
-        /// Pairs that turn less often are stretched.
+        /// Pairs with fewer rotations than this are stretched.
         beta_slow: f64,
-        /// Whether the pairs between which it blends are rounded to whole ones.
+        /// Whether the limits of the blended range are rounded to whole pairs.
         truncate: bool,
-        /// The context length of the first training.
+        /// The context length of the original training.
         original_max_positions: usize,
     },
-    /// LongRoPE: a factor of its own for each pair, one list for sequences up to the original context and one for
-    /// longer ones.
+    /// LongRoPE: a separate factor for each pair, with one list for sequences up to the original
+    /// context and one for longer sequences.
     LongRope {
         /// For sequences up to `original_max_positions`.
         short_factors: Vec<f64>,
-        /// For longer ones.
+        /// For longer sequences.
         long_factors: Vec<f64>,
-        /// The factor of cosines and sines.
+        /// Factor applied to cosines and sines.
         attention_factor: f64,
-        /// The context length of the first training.
+        /// The context length of the original training.
         original_max_positions: usize,
     },
 }
 
 impl Rotary {
-    /// All of each head, without scaling.
+    /// Rotates whole heads, without scaling.
     pub fn plain(theta: f64) -> Rotary {
         Rotary { theta, share: 1.0, scaling: RotaryScaling::None }
     }
 
-    /// Elements of a head that the frequencies are computed from; an odd number makes one pair more.
+    /// Elements of a head used to compute the frequencies. An odd number adds one pair.
     fn dim(&self, head_dim: usize) -> usize {
         (head_dim as f64 * self.share) as usize
     }
 
-    /// P: pairs of a head that are rotated.
+    /// P: number of rotated pairs of a head.
     pub fn pairs(&self, head_dim: usize) -> usize {
         self.dim(head_dim).div_ceil(2)
     }
 
-    /// The longest sequence that has the same frequencies as all shorter ones; none if all have the same.
+    /// The maximum length up to which all sequences have the same frequencies. `None` if all
+    /// lengths do.
     pub fn steady_positions(&self, max_positions: usize) -> Option<usize> {
         match &self.scaling {
             RotaryScaling::Dynamic { .. } => Some(max_positions),
@@ -95,7 +99,8 @@ impl Rotary {
         }
     }
 
-    /// What is taken for sequences of `positions`, where it depends on that.
+    /// A message about the frequencies used for sequences of this many positions, if they depend on
+    /// the length.
     pub(crate) fn words(&self, max_positions: usize, positions: usize) -> Option<String> {
         let limit = self.steady_positions(max_positions)?;
         let is_long = positions > limit;
@@ -113,8 +118,8 @@ impl Rotary {
         ))
     }
 
-    /// The frequencies for sequences of `positions` tokens, rounded to f32 where `transformers` rounds: the angles of
-    /// positions in the thousands are the same.
+    /// The frequencies for sequences of `positions` tokens, rounded to f32 where `transformers`
+    /// rounds, so that angles match even for positions in the thousands.
     pub(crate) fn frequencies(
         &self,
         head_dim: usize,
@@ -174,14 +179,14 @@ impl Rotary {
         RotaryFrequencies { inverse_wavelengths: inverse_wavelengths.into(), factor }
     }
 
-    /// YaRN: how much of the plain frequency each pair keeps.
+    /// YaRN: the share of the plain frequency that each pair keeps.
     fn yarn_kept(&self, dim: usize) -> Vec<f32> {
         let RotaryScaling::Yarn { beta_fast, beta_slow, truncate, original_max_positions, .. } =
             self.scaling
         else {
             return Vec::new();
         };
-        // The pair that turns so often within the original context.
+        // The pair with this many rotations within the original context.
         let pair_of = |turns: f64| {
             let wavelength = original_max_positions as f64 / (turns * 2.0 * std::f64::consts::PI);
             dim as f64 * wavelength.ln() / (2.0 * self.theta.ln())
@@ -250,7 +255,7 @@ impl Rotary {
                 positive("rotary attention_factor", attention_factor, 1e6)?;
                 positive("rotary beta_fast", beta_fast, 1e6)?;
                 positive("rotary beta_slow", beta_slow, 1e6)?;
-                // The logarithm of the base divides.
+                // The logarithm of the base is a divisor.
                 check(self.theta > 1.0, "rotary theta", self.theta, || {
                     "more than 1 for yarn".into()
                 })?;
@@ -282,8 +287,8 @@ impl Rotary {
     }
 }
 
-/// The base of dynamic scaling: NTK. `transformers` has the length as a tensor, and so computes in f32, where it is
-/// longer than the model's positions.
+/// The base of dynamic (NTK) scaling. If the sequence is longer than the model's positions,
+/// `transformers` has the length as a tensor and therefore computes in f32.
 fn dynamic_theta(
     theta: f64,
     factor: f64,

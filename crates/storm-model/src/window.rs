@@ -1,25 +1,26 @@
-//! Sliding windows: how far back layers look, and which layers.
+//! Sliding windows: their length and their layers.
 
 use crate::ModelError;
 use crate::config::{check, limit, within};
 use std::ops::Range;
 
-/// An attention window of some layers.
+/// A sliding attention window of some layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// How many tokens a token sees, itself included.
+    /// Number of tokens that a token attends to, including itself.
     pub tokens: usize,
-    /// Runs of layers that have it, ascending and apart; the others see everything before them.
+    /// Runs of layers that have the window, ascending and separated. The other layers attend to all
+    /// earlier tokens.
     pub layers: Vec<Range<usize>>,
 }
 
 impl SlidingWindow {
-    /// A window of the layers from `first` on.
+    /// A window for the layers from `first` on.
     pub fn from_layer(tokens: usize, first: usize, layer_count: usize) -> SlidingWindow {
         SlidingWindow { tokens, layers: Vec::from([Range { start: first, end: layer_count }]) }
     }
 
-    /// A window of the layers for which `has_it` holds; none if there are none.
+    /// A window for the layers for which `has_it` is true. `None` if there are none.
     pub fn of_layers(
         tokens: usize,
         has_it: impl IntoIterator<Item = bool>,
@@ -34,12 +35,12 @@ impl SlidingWindow {
         (!layers.is_empty()).then_some(SlidingWindow { tokens, layers })
     }
 
-    /// Whether a layer has it.
+    /// Whether a layer has the window.
     pub fn has(&self, layer: usize) -> bool {
         self.layers.iter().any(|run| run.contains(&layer))
     }
 
-    /// The first layer that has it, if all after it do.
+    /// The first layer with the window, if all layers after it have it too.
     pub(crate) fn only_from(&self, layer_count: usize) -> Option<usize> {
         match self.layers.as_slice() {
             [run] if run.end == layer_count => Some(run.start),
@@ -47,7 +48,7 @@ impl SlidingWindow {
         }
     }
 
-    /// Runs of layers that are alike, over all layers, and whether they have the window.
+    /// Partitions the layers into runs with and without the window.
     pub(crate) fn runs(&self, layer_count: usize) -> Vec<(Range<usize>, bool)> {
         let (mut runs, mut next) = (Vec::new(), 0);
         for run in self.layers.iter().cloned() {

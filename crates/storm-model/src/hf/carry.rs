@@ -1,4 +1,4 @@
-//! Files that belong to a model and go along when it is saved: tokenizer, generation, licence.
+//! Files that are copied when a model is saved: tokenizer, generation settings, license.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,13 +9,13 @@ use storm_files::open_plain;
 use super::paths::Root;
 use crate::ModelError;
 
-/// Larger than any tokenizer; a file above it is refused rather than cut.
+/// Larger than any tokenizer. A larger file is an error and is not truncated.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 const FILES_MAX: usize = 10_000;
 
-/// Whether a file of this name is carried along: tokenizers, vocabularies, merges, special tokens,
-/// generation settings, chat templates, and the licence with its notices. The README is not: it
-/// describes the model as it was.
+/// Whether a file with this name is copied: tokenizers, vocabularies, merges, special tokens,
+/// generation settings, chat templates, and the license with its notices. The README is not copied,
+/// because it describes the original model.
 pub fn is_carried(name: &str) -> bool {
     const NAMES: &[&str] = &[
         "added_tokens.json",
@@ -36,7 +36,7 @@ pub fn is_carried(name: &str) -> bool {
     is_tokenizer || NAMES.contains(&name) || STARTS.iter().any(|start| name.starts_with(start))
 }
 
-/// Copies the files that are carried along. Links are followed as far as a model's may lead.
+/// Copies these files. Links are followed only as far as allowed for a model's files.
 pub(super) fn carry(source: &Path, output: &Path) -> Result<(), ModelError> {
     let root = Root::new(source)?;
     let entries =

@@ -1,4 +1,4 @@
-//! Whether the tensors of a directory are those of the model: one report of all problems.
+//! Checks that the tensors of a directory match the model, and reports all problems at once.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -8,7 +8,7 @@ use super::safetensors_file::TensorEntry;
 use crate::ModelConfig;
 use crate::error::{TensorReport, clip};
 
-/// Compares tensors, by the names that transformers gives them, to what the model needs.
+/// Compares tensors, by their names in transformers, with those that the model needs.
 pub(super) fn check_tensors(
     config: &ModelConfig,
     tensors: &BTreeMap<String, TensorEntry>,
@@ -22,9 +22,9 @@ pub(super) fn check_tensors(
             let is_embedding = piece.hf_name == hf_embedding(config.family);
             match tensors.get(&piece.hf_name) {
                 Some(entry) => check_entry(&piece, entry, packed, &mut report),
-                // A tied model may have been saved with the head only.
+                // A tied model may have been saved with only the head.
                 None if is_embedding && config.tied_embeddings && has_head => {}
-                // A model without its head can be trained: the head starts fresh.
+                // A model without a head can be trained: the head is initialized.
                 None if piece.hf_name == HF_HEAD => {}
                 None => report.missing.add(|| piece.hf_name.clone()),
             }
@@ -36,7 +36,8 @@ pub(super) fn check_tensors(
                 check_entry(&head, entry, packed, &mut report);
                 needed.insert(head.hf_name);
             }
-            // Absent tensors cannot be left over: this keeps a hostile layer count from filling memory.
+            // A tensor that is not in the files cannot be extra. Skipping it keeps a hostile layer
+            // count from exhausting memory.
             if tensors.contains_key(&piece.hf_name) {
                 needed.insert(piece.hf_name);
             }

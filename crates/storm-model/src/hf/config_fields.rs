@@ -1,4 +1,4 @@
-//! Typed access to config.json that remembers what was read, so that the rest can be refused.
+//! Typed access to config.json that tracks the fields read, so that unknown fields can be rejected.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use crate::error::clip;
 use crate::{Family, ModelError};
 
-/// Fields that do not change the forward pass of any supported family: token ids, generation
-/// settings, labels, bookkeeping. Dropout is among them: STORM trains without it.
+/// Fields that do not change the forward pass of any supported family: token IDs, generation
+/// settings, labels, bookkeeping. They include dropout, because STORM trains without it.
 #[rustfmt::skip]
 const HARMLESS: &[&str] = &[
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
@@ -31,8 +31,8 @@ const HARMLESS: &[&str] = &[
     "unsloth_version", "use_bfloat16", "use_cache",
 ];
 
-/// Fields that published files have and that no supported family reads: what earlier versions of `transformers`, other
-/// programs or other models left behind. They are ignored with a warning.
+/// Fields found in published files that no supported family reads: leftovers of earlier versions of
+/// `transformers`, other programs or other models. They are ignored with a warning.
 #[rustfmt::skip]
 const LEFT_BEHIND: &[&str] = &[
     "_diffusers_version", "_from_model_config", "_num_labels", "_remove_final_layer_norm",
@@ -43,16 +43,16 @@ const LEFT_BEHIND: &[&str] = &[
     "residual_dropout", "tokenizer_name", "transformers.js_config", "unk_token_id",
 ];
 
-/// Fields by which a config asks for dropout, of the families that have it.
+/// Dropout fields of the supported families.
 const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"];
 
-/// Those of [`LEFT_BEHIND`] that say something.
+/// The fields of [`LEFT_BEHIND`] that are present and not null.
 pub(super) fn left_behind(map: &Map<String, Value>) -> Vec<&str> {
     let says = |(key, value): (&'static &'static str, &Value)| (!value.is_null()).then_some(*key);
     LEFT_BEHIND.iter().filter_map(|key| says((key, map.get(*key)?))).collect()
 }
 
-/// Dropout that is asked for: field and share.
+/// The dropout fields that are not zero, with their rates.
 pub(super) fn dropout(map: &Map<String, Value>) -> Vec<(&'static str, f64)> {
     let share = |key: &&'static str| Some((*key, map.get(*key)?.as_f64()?));
     DROPOUT.iter().filter_map(share).filter(|(_, share)| *share != 0.0).collect()
@@ -61,7 +61,7 @@ pub(super) fn dropout(map: &Map<String, Value>) -> Vec<(&'static str, f64)> {
 /// The fields of one JSON object.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// Put before a field's name in messages: empty, or `rope_scaling.`.
+    /// Prefix of field names in messages: empty, or for example `rope_scaling.`.
     prefix: &'static str,
     model_type: &'static str,
     known: RefCell<BTreeSet<&'static str>>,
@@ -72,13 +72,13 @@ impl<'a> Fields<'a> {
         Self { map, prefix, model_type: family.model_type(), known: RefCell::default() }
     }
 
-    /// The value, unless it is absent.
+    /// The value, or `None` if absent.
     pub(super) fn raw(&self, field: &'static str) -> Option<&'a Value> {
         self.known.borrow_mut().insert(field);
         self.map.get(field)
     }
 
-    /// The value, unless it is absent or null.
+    /// The value, or `None` if absent or null.
     pub(super) fn get(&self, field: &'static str) -> Option<&'a Value> {
         self.raw(field).filter(|value| !value.is_null())
     }
@@ -133,7 +133,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// A feature that STORM lacks, which is fine while it is off.
+    /// Rejects a flag with an unsupported value.
     pub(super) fn must_be(&self, field: &'static str, wanted: bool) -> Result<(), ModelError> {
         if self.flag(field, wanted)? == wanted {
             return Ok(());
@@ -142,7 +142,7 @@ impl<'a> Fields<'a> {
         Err(self.refuse(field, &Value::Bool(!wanted), &advice))
     }
 
-    /// What the field names among `known`; the first where it is absent.
+    /// The value in `known` that the field names. The first one if the field is absent.
     pub(super) fn one_of<T: Copy>(
         &self,
         field: &'static str,
@@ -166,8 +166,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An error if the object has a field that was neither read nor is harmless. Values of null say
-    /// nothing, so that they pass.
+    /// Returns an error if the object has a field that was not read and is not harmless. Null
+    /// values are allowed.
     pub(super) fn refuse_unknown(&self) -> Result<(), ModelError> {
         let known = self.known.borrow();
         let harmless: &[&str] = if self.prefix.is_empty() { HARMLESS } else { &[] };
@@ -195,7 +195,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A JSON value for a message. Containers are named, not printed: they may be large.
+/// Formats a JSON value for a message. Containers are not printed, because they may be large.
 pub(super) fn show(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),

@@ -1,4 +1,4 @@
-//! config.json → [`ModelConfig`], for files of transformers 4 and 5.
+//! Reads config.json into a [`ModelConfig`], for files of transformers 4 and 5.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ use storm_graph::ActivationFunction;
 
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// A config.json: the model it describes and the file as it was, so that saving can keep what
-/// STORM has no use for.
+/// A config.json: the model and all original fields, so that saving can preserve fields that STORM
+/// does not use.
 #[derive(Debug, Clone)]
 pub struct HfConfig {
     /// The model.
@@ -33,25 +33,25 @@ impl HfConfig {
         Ok(Self { model: model_config(&original)?, original })
     }
 
-    /// Fields that change nothing in any supported model, and that a user may have put there to change something.
+    /// Ignored fields that a user may have set in order to change something.
     pub fn left_behind(&self) -> Vec<&str> {
         left_behind(&self.original)
     }
 
-    /// How quantized weights are stored; none if they are not.
+    /// The format of quantized weights. `None` if the weights are not quantized.
     pub fn quantization(&self) -> Option<Quantization> {
         Quantization::of_config(&self.original).ok().flatten()
     }
 
-    /// Dropout that the config asks for, field and share. STORM trains without.
+    /// The dropout fields of the config and their rates. STORM trains without dropout.
     pub fn dropout(&self) -> Vec<(&'static str, f64)> {
         dropout(&self.original)
     }
 }
 
-/// The model that the fields of a config.json describe.
+/// The model described by the fields of a config.json.
 pub(super) fn model_config(map: &Map<String, Value>) -> Result<ModelConfig, ModelError> {
-    // Refused before anything else, whatever the architecture claims to be.
+    // Rejected first, whatever the architecture.
     if map.get("auto_map").is_some_and(|value| !value.is_null()) {
         return Err(ModelError::RemoteCode { supported: supported() });
     }
@@ -74,7 +74,7 @@ pub(super) fn model_config(map: &Map<String, Value>) -> Result<ModelConfig, Mode
             return Err(fields.refuse(field, value, "STORM needs all layers to be alike"));
         }
     }
-    // Named twice on purpose: read as null above, known to `refuse_unknown` below.
+    // Both were handled above. This marks them as known for `refuse_unknown`.
     fields.raw("auto_map");
     fields.raw("quantization_config");
     let model = match family {
@@ -110,7 +110,7 @@ fn family(map: &Map<String, Value>) -> Result<Family, ModelError> {
     let by_architecture = match name {
         None => None,
         Some(name) => {
-            // The bare models, saved without a head, have the same weights when embeddings are tied.
+            // Models saved without a head have the same weights if embeddings are tied.
             let bare = |family: &Family| {
                 let full = family.architecture();
                 let stem =
@@ -133,7 +133,7 @@ fn family(map: &Map<String, Value>) -> Result<Family, ModelError> {
     }
 }
 
-/// The activations of GPT-2 by their names in transformers, the default first.
+/// The activations of GPT-2 by their transformers names. The first is the default.
 const GPT2_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
     ("gelu_new", ActivationFunction::GeluTanh),
     ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
@@ -144,7 +144,7 @@ const GPT2_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
     ("swish", ActivationFunction::Silu),
 ];
 
-/// The activations of gated units, the default first.
+/// The activations of gated units. The first is the default.
 const GATED_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
     ("silu", ActivationFunction::Silu),
     ("swish", ActivationFunction::Silu),
@@ -155,7 +155,7 @@ const GATED_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
     ("relu", ActivationFunction::Relu),
 ];
 
-/// The name of an activation, as it is written.
+/// The name of an activation in a saved config.
 pub(super) fn activation_name(activation: ActivationFunction) -> &'static str {
     let name = GPT2_ACTIVATIONS.iter().find(|(_, known)| *known == activation);
     name.map_or("silu", |(name, _)| name)
@@ -194,7 +194,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
 
 fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelError> {
     let activation = fields.one_of("hidden_act", GATED_ACTIVATIONS)?;
-    // Left behind in published files by other variants of these families.
+    // Leftovers in published files from other variants of these families.
     fields.must_be("use_mrope", false)?;
     fields.must_be("rope_interleaved", false)?;
     let hidden_size = fields.needed_size("hidden_size")?;
@@ -205,7 +205,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
         Family::Phi3 => 4096,
         _ => 32_768,
     });
-    // What transformers takes for an absent field differs by family; null always means all heads.
+    // transformers' default for an absent field differs by family. Null always means all heads.
     let kv_heads =
         match (fields.size("num_key_value_heads")?, fields.raw("num_key_value_heads"), family) {
             (Some(heads), ..) => heads,
@@ -222,7 +222,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
     let attention_bias = has_attention_bias && fields.flag("attention_bias", false)?;
     match family {
         Family::Mistral | Family::Phi3 => fields.must_be("attention_bias", false)?,
-        // Its bias is not optional: transformers ignores the field, and so do published files.
+        // Its bias is not optional, and transformers ignores the field.
         Family::Qwen2 => drop(fields.raw("attention_bias")),
         _ => {}
     }
@@ -274,7 +274,7 @@ fn implied_head_dim(hidden_size: usize, query_heads: usize) -> Result<usize, Mod
     }
 }
 
-/// The window that is active, and the layers that it is active on.
+/// The active window and its layers.
 fn sliding_window(
     fields: &Fields<'_>,
     family: Family,
@@ -289,7 +289,7 @@ fn sliding_window(
     };
     match family {
         Family::Mistral | Family::Phi3 => {
-            // transformers takes 4096 for Mistral where the field is absent; null switches the window off.
+            // transformers uses 4096 for Mistral if the field is absent. Null disables the window.
             let window = if is_absent && family == Family::Mistral { Some(4096) } else { given };
             let is_windowed = |types: &Vec<bool>| types.iter().all(|sliding| *sliding);
             if types.as_ref().is_some_and(|types| window.is_some() && !is_windowed(types)) {
@@ -330,7 +330,7 @@ fn sliding_window(
     }
 }
 
-/// From `layer_types`: for each layer whether it has a window; `None` if the field is absent.
+/// From `layer_types`: whether each layer has a window. `None` if the field is absent.
 fn layer_types(fields: &Fields<'_>, layer_count: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(value) = fields.get("layer_types") else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! [`ModelConfig`] → config.json, in field names that transformers 4 and 5 both read.
+//! Writes a [`ModelConfig`] as config.json, with field names that transformers 4 and 5 both read.
 
 use serde_json::{Map, Value, json};
 
@@ -7,11 +7,11 @@ use super::dtype::WeightDtype;
 use super::rope_json;
 use crate::{Family, ModelConfig};
 
-/// Fields that [`fresh`] writes under another name; the old names must be removed.
+/// Fields that [`fresh`] writes under another name. The old names must be removed.
 const ALIASES: &[&str] =
     &["rope_parameters", "layer_types", "dtype", "n_ctx", "partial_rotary_factor"];
 
-/// The config.json of a model to be saved: the original one if there is one, updated.
+/// The config.json of a model to save: the original one, updated, or a new one.
 pub(super) fn config_json(
     model: &ModelConfig,
     original: Option<&Map<String, Value>>,
@@ -21,7 +21,7 @@ pub(super) fn config_json(
         return fresh(model, dtype);
     };
     let mut map = original.clone();
-    // What is saved is not quantized, whatever it was read from.
+    // Saved weights are never quantized, even if the original ones were.
     map.remove("quantization_config");
     if model_config(original).is_ok_and(|described| described == *model) {
         let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
@@ -30,7 +30,7 @@ pub(super) fn config_json(
         map.insert("architectures".into(), json!([model.family.architecture()]));
         return map;
     }
-    // The model was changed since it was read: keep the token ids and the like, replace its shape.
+    // The model was changed after it was read: keep token IDs and similar fields, replace the rest.
     for alias in ALIASES {
         map.remove(*alias);
     }

@@ -31,25 +31,25 @@ const ADAPTER: &str = "adapter_config.json";
 
 const INDEX_BYTES_MAX: u64 = 16 << 20;
 pub(super) const SHARDS_MAX: usize = 4096;
-/// How many files of a directory without weights are looked into for pickles.
+/// Maximum number of files checked for pickles in a directory without weights.
 const SNIFFED_FILES_MAX: usize = 1000;
 
-/// An open model directory whose tensors are known to be those of its config.json.
+/// An open model directory whose tensors match its config.json.
 #[derive(Debug)]
 pub struct HfDirectory {
     root: Root,
     config: HfConfig,
     files: Vec<SafetensorsFile>,
-    /// By the name that transformers gives a tensor, whatever the file calls it.
+    /// Tensors by their transformers name, regardless of the name in the file.
     tensors: BTreeMap<String, TensorEntry>,
-    /// Those that are quantized, by the same names.
+    /// The quantized tensors, by the same names.
     packed: BTreeMap<String, Packed>,
     remarks: Vec<Remark>,
 }
 
 impl HfDirectory {
-    /// Opens a directory: config.json and model.safetensors, or an index and its shards. Headers are
-    /// read, weights are not. Missing, extra and wrongly shaped tensors are one error.
+    /// Opens a directory: config.json and model.safetensors, or an index and its shards. Reads
+    /// headers but no weights. Missing, extra and wrongly shaped tensors are reported in one error.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let (root, config) = open_config(path)?;
         let (files, stored) = match root.file(SINGLE)? {
@@ -86,12 +86,12 @@ impl HfDirectory {
         Ok(directory)
     }
 
-    /// What is unusual about the files, for people to know.
+    /// Remarks for the user about unusual properties of the files.
     pub fn remarks(&self) -> &[Remark] {
         &self.remarks
     }
 
-    /// Whether the model can say which token comes next. Without a head it can only be trained.
+    /// Whether the model has a head. Without one it can only be trained.
     pub fn has_head(&self) -> bool {
         self.config.model.tied_embeddings || self.tensors.contains_key(HF_HEAD)
     }
@@ -111,18 +111,18 @@ impl HfDirectory {
         self.root.directory()
     }
 
-    /// Names of all tensors in order, as transformers calls them: `model.` or `transformer.` in
-    /// front, even where the files lack it.
+    /// Names of all tensors in order, as in transformers: with the prefix `model.` or
+    /// `transformer.`, even if the files lack it.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// What a tensor is and where it lies.
+    /// The type, shape and location of a tensor.
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }
 
-    /// The file that a [`TensorEntry`] of this directory is in.
+    /// The file that contains a [`TensorEntry`] of this directory.
     pub fn file(&self, entry: &TensorEntry) -> Option<&SafetensorsFile> {
         self.files.get(entry.file)
     }
@@ -137,7 +137,7 @@ impl HfDirectory {
         self.read_elements(name, 0, dest)
     }
 
-    /// How many elements a tensor has, quantized or not.
+    /// Number of elements of a tensor, quantized or not.
     pub(super) fn element_count(&self, name: &str) -> Result<usize, ModelError> {
         let (_, entry) = self.find(name)?;
         Ok(match self.packed.get(name) {
@@ -146,7 +146,8 @@ impl HfDirectory {
         })
     }
 
-    /// Reads elements of a tensor, from `first` on, as `f32` or `bf16`; those of a quantized one as what they stand for.
+    /// Reads elements of a tensor as `f32` or `bf16`, starting at `first`. Quantized elements are
+    /// dequantized.
     pub(super) fn read_elements<E: Element>(
         &self,
         name: &str,
@@ -163,12 +164,12 @@ impl HfDirectory {
         }
     }
 
-    /// The other tensors that a quantized one is made of, with their names.
+    /// The other tensors that a quantized tensor consists of, with their names.
     pub fn parts(&self, name: &str) -> &[(String, TensorEntry)] {
         self.packed.get(name).map_or(&[], |packed| &packed.parts)
     }
 
-    /// Reads bytes of a tensor as they are stored, from `offset` in the tensor on.
+    /// Reads the stored bytes of a tensor, starting at `offset` in the tensor.
     pub fn read_bytes(&self, name: &str, offset: u64, dest: &mut [u8]) -> Result<(), ModelError> {
         let (file, entry) = self.find(name)?;
         file.read_bytes(entry, offset, dest)
@@ -176,7 +177,7 @@ impl HfDirectory {
 
     pub(super) fn find(&self, name: &str) -> Result<(&SafetensorsFile, &TensorEntry), ModelError> {
         let entry = self.tensors.get(name).or_else(|| {
-            // A tied model that was saved with the head only; `open` made sure that it is one.
+            // A tied model saved with only the head, as `open` has verified.
             let is_embedding = name == hf_embedding(self.config.model.family);
             is_embedding.then(|| self.tensors.get(HF_HEAD)).flatten()
         });
@@ -215,7 +216,7 @@ fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
             shard_names.len()
         )));
     }
-    // All names before any file: a hostile entry is found whatever comes before it.
+    // Check all names before opening any file, to detect a hostile entry anywhere in the list.
     let mut paths: Vec<(&str, PathBuf)> = Vec::new();
     for name in shard_names {
         match root.file(name)? {
@@ -253,8 +254,8 @@ fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
     Ok((files, tensors))
 }
 
-/// Gives each tensor the name that transformers knows it by. Files of bare models lack the prefix; those of wrapped ones
-/// have more.
+/// Renames each tensor to its transformers name. Files of bare models lack the prefix. Those of
+/// wrapped models have additional parts.
 fn with_prefix(
     root: &Root,
     config: &ModelConfig,
@@ -284,7 +285,7 @@ fn with_prefix(
 }
 
 impl HfConfig {
-    /// The config.json of a directory, whatever else is in it.
+    /// Reads the config.json of a directory, ignoring its weights.
     pub fn of_directory(path: &Path) -> Result<Self, ModelError> {
         open_config(path).map(|(_, config)| config)
     }
@@ -301,7 +302,8 @@ fn open_config(path: &Path) -> Result<(Root, HfConfig), ModelError> {
         });
     }
     let root = Root::new(path)?;
-    // transformers applies an adapter that lies beside a model; without it the result would be another.
+    // transformers applies an adapter in the model's directory. Ignoring it would give different
+    // results.
     if root.file(ADAPTER)?.is_some() {
         let (path, found) = (root.directory().to_owned(), format!("it has {ADAPTER}"));
         return Err(ModelError::Adapter { path, found });
@@ -315,7 +317,7 @@ fn open_config(path: &Path) -> Result<(Root, HfConfig), ModelError> {
     }
 }
 
-/// Why a file is not there: most often because the weights are pickles.
+/// The error for a missing file. The most common cause is that the weights are pickles.
 fn no_file(root: &Root, missing: &'static str) -> ModelError {
     let entries = fs::read_dir(root.directory()).into_iter().flatten().flatten();
     let mut pickles: Vec<PathBuf> = entries

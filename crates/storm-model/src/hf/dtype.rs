@@ -1,9 +1,9 @@
-//! Element types of files and of memory, and the conversions between them.
+//! Element types in files and in memory, and conversions between them.
 
 use half::{bf16, f16};
 
-/// Element types of the safetensors format. Only F64, F32, BF16 and F16 are converted; the others are
-/// known so that a file that holds them can be checked and described.
+/// Element types of the safetensors format. Only F64, F32, BF16 and F16 are converted. The others
+/// are listed so that files that contain them can be checked and described.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names are the format's own.
 pub enum Dtype {
@@ -72,7 +72,7 @@ impl Dtype {
 pub enum WeightDtype {
     /// 32-bit float.
     F32,
-    /// 16-bit float with the exponent of a 32-bit one.
+    /// bfloat16: a 16-bit float with the exponent range of f32.
     Bf16,
 }
 
@@ -100,7 +100,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// An element of weights in memory: `f32` or [`bf16`]. Narrowing rounds to the nearest, ties to even.
+/// An element of weights in memory: `f32` or [`bf16`]. Narrowing rounds to nearest, ties to even.
 pub trait Element: Copy + Default + sealed::Sealed {
     #[doc(hidden)]
     fn from_f64(value: f64) -> Self;
@@ -139,7 +139,7 @@ impl Element for bf16 {
     fn from_f32(value: f32) -> Self {
         bf16::from_f32(value)
     }
-    // Not by way of f32, which could change the payload of a NaN.
+    // Not via f32, which could change the payload of a NaN.
     fn from_bf16(value: bf16) -> Self {
         value
     }
@@ -151,22 +151,22 @@ impl Element for bf16 {
     }
 }
 
-/// An f64 as the f32 next to it towards zero, with the last bit set unless it is exact: rounding that to
-/// the nearest in a narrower type gives what rounding the f64 once would. By way of the nearest f32 it would
-/// be rounded twice.
+/// Converts an f64 to f32 with round-to-odd: truncates toward zero and sets the last bit unless the
+/// result is exact. Rounding that to a narrower type gives the same result as rounding the f64
+/// once. Via the nearest f32, the value would be rounded twice.
 fn rounded_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     if value.is_nan() || f64::from(nearest) == value {
         return nearest;
     }
     let is_beyond = f64::from(nearest).abs() > value.abs();
-    // One less is the next value towards zero, whatever the sign.
+    // Subtracting 1 from the bits gives the next value toward zero, for either sign.
     let towards_zero = nearest.to_bits() - u32::from(is_beyond);
     f32::from_bits(towards_zero | 1)
 }
 
-/// Converts little-endian bytes to elements; `false` if the type is not a weight's.
-/// `bytes` holds exactly `dest.len()` elements.
+/// Converts little-endian bytes to elements. Returns `false` if the type is not supported for
+/// weights. `bytes` holds exactly `dest.len()` elements.
 pub(super) fn decode<E: Element>(dtype: Dtype, bytes: &[u8], dest: &mut [E]) -> bool {
     match dtype {
         Dtype::F64 => {
@@ -211,7 +211,7 @@ pub(super) fn encode<E: Element>(source: &[E], dtype: WeightDtype, bytes: &mut V
 mod tests {
     use super::*;
 
-    /// The bf16 nearest to a value, ties to even, found among its neighbours.
+    /// The bf16 nearest to a value, ties to even, found by comparing its neighbors.
     fn nearest(value: f64) -> bf16 {
         let around = bf16::from_f32(value as f32).to_bits();
         let distance = |bits: u16| (f64::from(bf16::from_bits(bits).to_f32()) - value).abs();
@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn an_f64_is_rounded_once() {
-        // 1 + 2⁻⁸ lies between two bf16; the rest decides, and is lost in the nearest f32.
+        // 1 + 2⁻⁸ is halfway between two bf16 values. The remainder decides, and is lost in the
+        // nearest f32.
         let middle = 1.0 + (-8f64).exp2();
         for (value, expected) in [
             (middle, 1.0),

@@ -1,4 +1,4 @@
-//! What ends a text of a model.
+//! The end-of-text tokens of a model.
 
 use super::config_json::HfConfig;
 use super::paths::Root;
@@ -11,11 +11,12 @@ const FILE_NAME: &str = "generation_config.json";
 const BYTES_MAX: u64 = 1 << 20;
 const KEY: &str = "eos_token_id";
 
-/// The tokens that end a text of the model in a directory: by its generation_config.json, and by its config.json if that
-/// names none, as `transformers.generate` has it. What is no token of the model ends nothing.
+/// The tokens that end a text, for the model in a directory: from its generation_config.json, or
+/// from its config.json if that names none, as in `transformers.generate`. IDs that are not tokens
+/// of the model are ignored.
 ///
 /// # Errors
-/// The file is there and cannot be used.
+/// The file exists but cannot be used.
 pub fn end_of_text(directory: &Path, config: &HfConfig) -> Result<Vec<u32>, ModelError> {
     let fields: Option<Map<String, Value>> = match Root::new(directory)?.file(FILE_NAME)? {
         Some(path) => Some(parse(&path, &read_capped(&path, FILE_NAME, BYTES_MAX)?)?),

@@ -1,4 +1,4 @@
-//! Hugging Face tensors → one STORM parameter, in bounded memory.
+//! Loads a STORM parameter from Hugging Face tensors, in bounded memory.
 
 use super::directory::HfDirectory;
 use super::dtype::Element;
@@ -7,8 +7,8 @@ use super::safetensors_file::CHUNK_BYTES;
 use crate::ModelError;
 use std::ops::Range;
 
-/// Reads a parameter as `f32` or `bf16`: pieces stacked, GPT-2's matrices transposed. `dest` holds
-/// exactly the parameter's elements. Needs a few more megabytes, whatever its size.
+/// Reads a parameter as `f32` or `bf16`: stacks the pieces and transposes GPT-2's matrices. `dest`
+/// holds exactly the parameter's elements. Needs only a few more megabytes, whatever the size.
 pub fn load_parameter<E: Element>(
     directory: &HfDirectory,
     spec: &ParameterSpec,
@@ -17,7 +17,7 @@ pub fn load_parameter<E: Element>(
     load_rows(directory, spec, spec.rows(), dest)
 }
 
-/// The same for some of its rows.
+/// Reads some rows of a parameter, like `load_parameter`.
 pub(super) fn load_rows<E: Element>(
     directory: &HfDirectory,
     spec: &ParameterSpec,
@@ -64,7 +64,8 @@ pub(super) fn load_rows<E: Element>(
     Ok(())
 }
 
-/// `dest` is some rows of (out, in), the file (in, out): reads bands of the file's rows and spreads them.
+/// Reads rows of (out, in) from a file with (in, out): reads bands of the file's rows and scatters
+/// them.
 fn load_transposed<E: Element>(
     directory: &HfDirectory,
     piece: &HfPiece,
@@ -100,8 +101,8 @@ fn load_transposed<E: Element>(
     Ok(())
 }
 
-/// Where the head is tied but stored all the same, it must be the embedding: transformers unties
-/// them if they differ, and STORM would train another model than the one that was given.
+/// A tied head that is stored anyway must equal the embedding. If they differ, transformers unties
+/// them, and STORM would train a different model.
 fn check_tied(directory: &HfDirectory) -> Result<(), ModelError> {
     let config = directory.model();
     let names = [hf_embedding(config.family), HF_HEAD];

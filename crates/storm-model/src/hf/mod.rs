@@ -1,4 +1,4 @@
-//! Hugging Face directories: config.json and safetensors, in and out.
+//! Reads and writes Hugging Face directories: config.json and safetensors.
 
 mod carry;
 mod check;

@@ -1,53 +1,55 @@
-//! The parameters of a model, and which Hugging Face tensors each is made of.
+//! The parameters of a model and the Hugging Face tensors that each consists of.
 //!
-//! STORM fuses what is multiplied with the same input: query, key and value are one matrix, and so
-//! are gate and up. All matrices are (out, in); GPT-2's tensors are (in, out) and are transposed.
+//! STORM fuses matrices that are multiplied with the same input: query, key and value are one
+//! matrix, and so are gate and up. All matrices are (out, in). GPT-2's tensors are (in, out) and
+//! are transposed.
 
 use std::ops::Range;
 
 use crate::{Family, ModelConfig};
 
-/// One parameter of STORM and its Hugging Face tensors.
+/// A STORM parameter and its Hugging Face tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterSpec {
-    /// STORM's name. In a layer template without, elsewhere with `layers.N.` in front.
+    /// STORM's name, with the prefix `layers.N.` except in a layer template.
     pub name: String,
-    /// (out, in) of a matrix, (size) of a bias or norm.
+    /// (out, in) for a matrix, (size) for a bias or norm.
     pub shape: Vec<usize>,
-    /// The tensors that make it up, from the first row to the last.
+    /// The tensors that it consists of, from the first row to the last.
     pub pieces: Vec<HfPiece>,
 }
 
-/// A Hugging Face tensor that is a part of a parameter.
+/// A Hugging Face tensor that is part of a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HfPiece {
-    /// The name that transformers gives it. In a layer template without the layer's prefix.
+    /// Its name in transformers, without the layer's prefix in a layer template.
     pub hf_name: String,
     /// Its shape as stored in the file.
     pub shape: Vec<usize>,
-    /// The rows of the parameter that it fills; of a vector, the elements.
+    /// The rows of the parameter that it fills. For a vector, the elements.
     pub rows: Range<usize>,
     /// How its elements are ordered in the file.
     pub order: StoredOrder,
 }
 
-/// How the elements of a stored tensor are ordered, compared with the rows of the parameter.
+/// How the elements of a stored tensor are ordered, compared with the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredOrder {
     /// As in the parameter.
     Rows,
     /// The whole matrix is stored as (in, out).
     Transposed,
-    /// A row is (positions, channels) in the parameter and (channels, positions) in the file, as PyTorch stores
-    /// convolutions.
+    /// A row is (positions, channels) in the parameter and (channels, positions) in the file, as in
+    /// PyTorch's convolutions.
     ChannelsFirst {
-        /// Positions of a row: those of a convolution's kernel.
+        /// Positions per row: those of a convolution's kernel.
         positions: usize,
     },
 }
 
 impl StoredOrder {
-    /// Turns rows as they are stored into rows of the parameter. A transposed matrix has no rows of its own.
+    /// Converts rows from their stored order to the parameter's order. Does nothing for a
+    /// transposed matrix.
     pub(crate) fn restore_rows<E: Copy>(self, row: usize, rows: &mut [E]) {
         let StoredOrder::ChannelsFirst { positions } = self else { return };
         for_each_row(row, rows, |stored, restored| {
@@ -55,7 +57,7 @@ impl StoredOrder {
         });
     }
 
-    /// Turns rows of the parameter into rows as they are stored.
+    /// Converts rows from the parameter's order to their stored order.
     pub(crate) fn store_rows<E: Copy>(self, row: usize, rows: &mut [E]) {
         let StoredOrder::ChannelsFirst { positions } = self else { return };
         for_each_row(row, rows, |own, stored| swap_axes(positions, row / positions, own, stored));
@@ -71,7 +73,7 @@ fn for_each_row<E: Copy>(row: usize, rows: &mut [E], change: impl Fn(&[E], &mut 
     }
 }
 
-/// A matrix (outer, inner) as (inner, outer).
+/// Transposes a matrix from (outer, inner) to (inner, outer).
 fn swap_axes<E: Copy>(outer: usize, inner: usize, from: &[E], to: &mut [E]) {
     for (place, value) in from.iter().enumerate() {
         to[place % inner * outer + place / inner] = *value;
@@ -79,7 +81,8 @@ fn swap_axes<E: Copy>(outer: usize, inner: usize, from: &[E], to: &mut [E]) {
 }
 
 impl HfPiece {
-    /// Which of its own rows are among these of the parameter, counted from its first, and where they begin in what is read.
+    /// The rows of this piece within these rows of the parameter, relative to the piece, and their
+    /// offset in the destination.
     pub(crate) fn part_of(&self, rows: &Range<usize>) -> Option<(Range<usize>, usize)> {
         let start = self.rows.start.max(rows.start);
         let end = self.rows.end.min(rows.end);
@@ -89,12 +92,12 @@ impl HfPiece {
 }
 
 impl ParameterSpec {
-    /// How many elements the parameter has.
+    /// Number of elements of the parameter.
     pub fn element_count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// All rows; of a vector, all elements.
+    /// All rows. For a vector, all elements.
     pub fn rows(&self) -> Range<usize> {
         0..self.shape.first().copied().unwrap_or(1)
     }
@@ -105,16 +108,17 @@ impl ParameterSpec {
     }
 }
 
-/// All parameters of a model, the repeated layer once: as cheap for 10,000 layers as for one.
+/// All parameters of a model, with the repeated layer listed once: as cheap for 10,000 layers as
+/// for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterLayout {
     /// Before the layers: embeddings.
     pub prologue: Vec<ParameterSpec>,
-    /// Those of one layer, names without `layers.N.`.
+    /// The parameters of one layer, named without `layers.N.`.
     pub layer: Vec<ParameterSpec>,
-    /// After the layers: final norm and, unless it is tied, the head.
+    /// After the layers: the final norm and, unless tied, the head.
     pub epilogue: Vec<ParameterSpec>,
-    /// How often the layer is repeated.
+    /// Number of layers.
     pub layer_count: usize,
     hf_layers: &'static str,
 }
@@ -135,7 +139,7 @@ impl ParameterLayout {
         }
     }
 
-    /// A parameter of the layer template, as that of layer number `index`.
+    /// The parameter of layer `index` for a parameter of the layer template.
     pub fn in_layer(&self, template: &ParameterSpec, index: usize) -> ParameterSpec {
         let mut spec = template.clone();
         spec.name = format!("layers.{index}.{}", spec.name);
@@ -145,7 +149,7 @@ impl ParameterLayout {
         spec
     }
 
-    /// The full name of a module of layer number `index`.
+    /// The full name of a module of layer `index`.
     pub(crate) fn layer_module(&self, index: usize, module: &str) -> String {
         format!("{}{index}.{module}", self.hf_layers)
     }
@@ -159,16 +163,16 @@ impl ParameterLayout {
     }
 }
 
-/// Every parameter of a validated config with its full name: those of the model in the order of the forward pass, then
-/// those of its adapters.
+/// Every parameter of a validated config with its full name: the model's in the order of the
+/// forward pass, then those of its adapters.
 pub fn parameters(config: &ModelConfig) -> Vec<ParameterSpec> {
     let mut specs: Vec<ParameterSpec> = ParameterLayout::new(config).iter().collect();
     specs.extend(config.adapters.iter().flat_map(|adapters| adapters.own_specs(config)));
     specs
 }
 
-/// The prefix of all tensors but the head's, and how their names continue after it. Files of bare
-/// models, among them the published GPT-2, lack the prefix.
+/// The prefix of all tensors except the head, and the name parts that can follow it. Files of bare
+/// models, such as the published GPT-2, lack the prefix.
 pub(super) fn hf_prefix(family: Family) -> (&'static str, &'static [&'static str]) {
     match family {
         Family::Gpt2 => ("transformer.", &["wte.", "wpe.", "h.", "ln_f."]),
@@ -176,7 +180,7 @@ pub(super) fn hf_prefix(family: Family) -> (&'static str, &'static [&'static str
     }
 }
 
-/// The tensor that the head of a tied model may be stored in, and that of its embedding.
+/// The tensor of the head, which may also be stored for a tied model.
 pub(super) const HF_HEAD: &str = "lm_head.weight";
 pub(super) fn hf_embedding(family: Family) -> &'static str {
     if family == Family::Gpt2 { "transformer.wte.weight" } else { "model.embed_tokens.weight" }
@@ -186,8 +190,8 @@ fn hf_layers(family: Family) -> &'static str {
     if family == Family::Gpt2 { "transformer.h." } else { "model.layers." }
 }
 
-/// Whether a tensor is a constant that old versions of transformers saved with the weights:
-/// causal masks of GPT-2, rotary frequencies of Llama.
+/// Whether a tensor is a constant that old versions of transformers saved with the weights: causal
+/// masks of GPT-2, rotary frequencies of Llama.
 pub(super) fn is_saved_constant(family: Family, hf_name: &str) -> bool {
     let name = hf_name.strip_prefix(hf_prefix(family).0).unwrap_or(hf_name);
     if family != Family::Gpt2 && name == "rotary_emb.inv_freq" {
@@ -250,7 +254,7 @@ fn gpt2(config: &ModelConfig) -> Parts {
 fn llama_like(config: &ModelConfig) -> Parts {
     let (vocab, hidden, inner) = (config.vocab_size, config.hidden_size, config.intermediate_size);
     let (query, kv) = (config.query_rows(), config.kv_rows());
-    // Phi 3 fuses what STORM fuses.
+    // Phi 3 already fuses these matrices.
     let qkv: &[(&str, usize)] = match config.family {
         Family::Phi3 => &[("self_attn.qkv_proj", query + 2 * kv)],
         _ => &[("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
@@ -318,7 +322,7 @@ fn whole(name: &str, hf_name: &str, shape: &[usize]) -> ParameterSpec {
     }
 }
 
-/// A parameter whose rows are those of several tensors, one after the other.
+/// A parameter whose rows come from several tensors, one after the other.
 fn stacked(
     name: &str,
     part: &str,

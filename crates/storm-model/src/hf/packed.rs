@@ -1,7 +1,8 @@
-//! Quantized weights of other libraries: found among the tensors of a directory, and read as numbers.
+//! Finds the quantized weights of other libraries among the tensors of a directory, and dequantizes
+//! them.
 //!
-//! Values are computed in f64 and rounded once to what they are read as. Codes and scales are read in pieces, so memory does not
-//! grow with a tensor.
+//! Values are computed in f64 and rounded once to the destination type. Codes and scales are read
+//! in pieces, so memory use does not grow with the tensor.
 
 use super::dtype::{Dtype, Element};
 use super::quantization::Quantization;
@@ -13,45 +14,46 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Elements that are read at a time.
+/// Elements read at a time.
 const ELEMENTS: usize = 1 << 20;
 
 /// A `quant_state` is a small JSON object.
 const STATE_BYTES_MAX: usize = 1 << 16;
 
-/// Values that share a scale are at most so many.
+/// Maximum number of values that share a scale.
 const BLOCK_MAX: usize = 1 << 20;
 
-/// A weight whose elements are not its bytes.
+/// A quantized weight.
 #[derive(Debug)]
 pub(super) struct Packed {
     /// (out, in).
     pub(super) shape: Vec<usize>,
-    /// The other tensors that it is made of, with their names.
+    /// The other tensors that it consists of, with their names.
     pub(super) parts: Vec<(String, TensorEntry)>,
     form: Form,
 }
 
 #[derive(Debug)]
 enum Form {
-    /// 8-bit codes. `block` of them in a row share a scale, which is divided by `divisor`.
+    /// 8-bit codes. Each `block` shares a scale, which is divided by `divisor`.
     Int8 { scales: TensorEntry, block: Blocks, divisor: f64 },
-    /// 4-bit codes, the first of a byte in its upper half. `block` of all elements share a magnitude.
+    /// 4-bit codes, the first one of a byte in its upper half. Each `block` of elements shares a
+    /// magnitude.
     Nf4 { points: Vec<f64>, block: usize, magnitudes: Magnitudes },
 }
 
-/// How many codes a scale is for.
+/// The codes that share a scale.
 #[derive(Debug, Clone, Copy)]
 enum Blocks {
     All,
-    /// So many of a row.
+    /// This many codes of a row.
     OfRow(usize),
 }
 
 #[derive(Debug)]
 enum Magnitudes {
     Plain(TensorEntry),
-    /// 8-bit codes themselves: `points[code] · scale + offset`, with a scale for each `block` of them.
+    /// 8-bit codes: `points[code] · scale + offset`, with one scale for each `block` of codes.
     Nested {
         codes: TensorEntry,
         points: Vec<f64>,
@@ -61,7 +63,7 @@ enum Magnitudes {
     },
 }
 
-/// What bitsandbytes writes beside a weight in 4 bits.
+/// The state that bitsandbytes stores with a 4-bit weight.
 #[derive(Deserialize)]
 struct State {
     quant_type: String,
@@ -71,8 +73,8 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// Finds the quantized weights of a directory. The tensors that they are made of are taken out of `tensors`, and their entries
-/// there get the shapes that they have as weights.
+/// Finds the quantized weights of a directory. Removes their parts from `tensors`, and sets the
+/// shapes of their entries there to those of the weights.
 pub(super) fn find(
     path: &Path,
     quantization: Quantization,
@@ -111,7 +113,7 @@ struct Finder<'a> {
     path: &'a Path,
     files: &'a [SafetensorsFile],
     tensors: &'a mut BTreeMap<String, TensorEntry>,
-    /// Of the weight.
+    /// The name of the weight.
     name: &'a str,
     parts: Vec<(String, TensorEntry)>,
 }
@@ -120,7 +122,7 @@ impl Finder<'_> {
     fn compressed(&mut self) -> Result<(Vec<usize>, Form), ModelError> {
         let (shape, [rows, columns]) = self.matrix()?;
         let scales = self.take(&format!("{}_scale", self.name))?;
-        // Written by some versions although a symmetric form has none: it must be zero then.
+        // Some versions write it even for symmetric quantization. It must be zero then.
         if let Some(zeros) = self.take_if_there(&format!("{}_zero_point", self.name)) {
             self.must_be_zero(&zeros)?;
         }
@@ -145,7 +147,7 @@ impl Finder<'_> {
             return self.refuse(format!("it has {count} scales for {rows} rows"));
         }
         self.must_be_float(&scales)?;
-        // Rows in order are format 0; others are for kernels of old cards.
+        // Format 0 has rows in order. The others are for kernels of old GPUs.
         if let Some(format) = self.take_if_there(&format!("{module}weight_format")) {
             self.must_be_zero(&format)?;
         }
@@ -204,7 +206,7 @@ impl Finder<'_> {
         Ok((state.shape, Form::Nf4 { points, block, magnitudes }))
     }
 
-    /// The shape of codes that are a matrix.
+    /// The shape of the codes, which must be a matrix.
     fn matrix(&self) -> Result<(Vec<usize>, [usize; 2]), ModelError> {
         let shape = self.tensors[self.name].shape.clone();
         match *shape.as_slice() {
@@ -233,7 +235,7 @@ impl Finder<'_> {
         }
     }
 
-    /// What codes stand for.
+    /// The values that codes map to.
     fn points(&mut self, part: &str, count: usize) -> Result<Vec<f64>, ModelError> {
         let entry = self.take(part)?;
         if entry.element_count() != count {
@@ -288,18 +290,18 @@ fn refuse<T>(path: &Path, name: &str, problem: String) -> Result<T, ModelError> 
     Err(ModelError::BadQuantized { path: path.to_owned(), name: clip(name), problem })
 }
 
-/// Where the bytes of a packed weight are.
+/// The location of a packed weight's bytes.
 pub(super) struct Reading<'a> {
     /// The directory.
     pub(super) path: &'a Path,
     pub(super) files: &'a [SafetensorsFile],
     pub(super) name: &'a str,
-    /// Of the codes.
+    /// The entry of the codes.
     pub(super) entry: &'a TensorEntry,
 }
 
 impl Packed {
-    /// Reads elements, from `first` on.
+    /// Reads elements, starting at `first`.
     pub(super) fn read<E: Element>(
         &self,
         reading: &Reading<'_>,
@@ -396,7 +398,7 @@ impl Reading<'_> {
         Ok(bytes)
     }
 
-    /// Scales, which are finite.
+    /// Reads scales and checks that they are finite.
     fn numbers(
         &self,
         entry: &TensorEntry,

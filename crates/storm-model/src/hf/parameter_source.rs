@@ -1,4 +1,4 @@
-//! Where the parameters of a model come from.
+//! Sources of a model's parameters.
 
 use super::directory::HfDirectory;
 use super::dtype::Element;
@@ -8,13 +8,13 @@ use crate::ModelError;
 use crate::lora::is_adapter;
 use std::ops::Range;
 
-/// Something that holds every parameter of a model.
+/// A source of all parameters of a model.
 pub trait ParameterSource {
-    /// Reads rows of a parameter as `f32` or `bf16`; of a vector, elements. `dest` holds exactly their elements. Needs a few
-    /// more megabytes, whatever the size.
+    /// Reads rows of a parameter (for a vector, elements) as `f32` or `bf16`. `dest` holds exactly
+    /// their elements. Needs only a few more megabytes, whatever the size.
     ///
     /// # Errors
-    /// The parameter is not there, or cannot be read.
+    /// The parameter does not exist or cannot be read.
     fn load_rows<E: Element>(
         &self,
         spec: &ParameterSpec,
@@ -22,7 +22,7 @@ pub trait ParameterSource {
         dest: &mut [E],
     ) -> Result<(), ModelError>;
 
-    /// Reads all of a parameter.
+    /// Reads a whole parameter.
     ///
     /// # Errors
     /// As [`ParameterSource::load_rows`].
@@ -30,7 +30,7 @@ pub trait ParameterSource {
         self.load_rows(spec, spec.rows(), dest)
     }
 
-    /// Whether a parameter is not there and starts fresh when the model is trained.
+    /// Whether a parameter is missing and is initialized when the model is trained.
     fn starts_fresh(&self, _spec: &ParameterSpec) -> bool {
         false
     }

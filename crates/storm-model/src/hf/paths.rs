@@ -1,4 +1,4 @@
-//! Which files a model directory may lead to: its own, and the blobs of its Hugging Face cache.
+//! The files that a model directory may refer to: its own, and the blobs of its Hugging Face cache.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -6,7 +6,8 @@ use std::path::{Component, Path, PathBuf};
 use crate::ModelError;
 use crate::error::clip;
 
-/// A model directory with links resolved, so that what its entries point to can be compared to it.
+/// A model directory with links resolved, so that the targets of its entries can be compared with
+/// it.
 #[derive(Debug)]
 pub(super) struct Root {
     directory: PathBuf,
@@ -23,7 +24,7 @@ impl Root {
         let blobs = snapshots
             .and_then(Path::parent)
             .map(|repository| repository.join("blobs"))
-            // A `blobs` that is itself a link would make any place part of the repository.
+            // If `blobs` could be a link, any directory could become part of the repository.
             .filter(|blobs| fs::symlink_metadata(blobs).is_ok_and(|metadata| metadata.is_dir()));
         Ok(Self { directory, blobs })
     }
@@ -32,8 +33,8 @@ impl Root {
         &self.directory
     }
 
-    /// The regular file of this name, or `None` if there is none. A name that is a path, and a link
-    /// that leaves the directory, are errors, and so is anything that would block when opened.
+    /// The regular file with this name, or `None` if it does not exist. A name that is a path, a
+    /// link that leaves the directory, and anything that would block when opened are errors.
     pub(super) fn file(&self, name: &str) -> Result<Option<PathBuf>, ModelError> {
         if !is_plain(name) {
             return Err(self.refuse(name, "is not a plain file name"));
@@ -71,7 +72,7 @@ impl Root {
     }
 }
 
-/// Whether a name is one step down from a directory, and on other systems too.
+/// Whether a name denotes a file directly in a directory, on any operating system.
 fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let is_one_step = matches!(components.next(), Some(Component::Normal(step)) if step == name);

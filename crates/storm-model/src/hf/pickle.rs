@@ -1,16 +1,16 @@
-//! Recognizing pickle files by what is in them, whatever they are called.
+//! Recognizes pickle files by their content, regardless of their name.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The limit that the safetensors format itself sets on its header.
+/// The safetensors format's own limit on the header size.
 const SAFETENSORS_HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// How much of each end of a zip archive is searched for the name of a pickle.
+/// Bytes at each end of a zip archive that are searched for the name of a pickle.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// Whether a file is a pickle: a bare one, one of PyTorch's old format (which starts as one), or
-/// PyTorch's zip archive with a pickle in it. Files that cannot be read are not.
+/// Whether a file is a pickle: a bare one, one in PyTorch's old format (which starts like one), or
+/// a PyTorch zip archive that contains one. Unreadable files are not.
 pub(super) fn is_pickle(file: &File) -> bool {
     let length = file.metadata().map_or(0, |metadata| metadata.len());
     let start = read_window(file, 0, length.min(WINDOW_BYTES));
@@ -19,7 +19,7 @@ pub(super) fn is_pickle(file: &File) -> bool {
         start if looks_like_safetensors(start) => false,
         [0x80, 0x02..=0x05, ..] => true,
         [b'P', b'K', 0x03, 0x04, ..] => {
-            // The directory of a zip archive stands at its end.
+            // The directory of a zip archive is at its end.
             let end =
                 read_window(file, length.saturating_sub(WINDOW_BYTES), length.min(WINDOW_BYTES));
             names_pickle(&start) || names_pickle(&end)

@@ -1,18 +1,19 @@
-//! `quantization_config` of a config.json: which quantized weights are read, and which are refused.
+//! `quantization_config` of a config.json: the supported formats of quantized weights.
 
 use super::config_fields::show;
 use crate::ModelError;
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// How the quantized weights of a directory are stored.
+/// The format of a directory's quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
-    /// By compressed-tensors: 8-bit codes with scales for rows or groups (`int-quantized`, symmetric).
+    /// compressed-tensors: 8-bit codes with scales for rows or groups (`int-quantized`, symmetric).
     CompressedInt8,
-    /// By bitsandbytes: 8-bit codes with the largest magnitude of each row.
+    /// bitsandbytes: 8-bit codes with the largest magnitude of each row.
     BitsAndBytes8,
-    /// By bitsandbytes: NF4 codes with the largest magnitude of each block, which may be quantized again.
+    /// bitsandbytes: NF4 codes with the largest magnitude of each block, which may be quantized
+    /// again.
     BitsAndBytesNf4,
 }
 
@@ -27,7 +28,7 @@ impl fmt::Display for Quantization {
 }
 
 impl Quantization {
-    /// What a config.json says; none if its weights are not quantized.
+    /// The format named in a config.json. `None` if the weights are not quantized.
     pub(super) fn of_config(map: &Map<String, Value>) -> Result<Option<Quantization>, ModelError> {
         let Some(value) = map.get("quantization_config").filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -97,7 +98,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Refuses a field that has another value than these; one that is not there says nothing.
+    /// Rejects a field whose value is not in `known`. An absent field is allowed.
     fn must_be(&self, value: &Value, field: &str, known: &[&str]) -> Result<(), ModelError> {
         match value.get(field) {
             None | Some(Value::Null) => Ok(()),

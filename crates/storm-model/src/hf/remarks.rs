@@ -1,32 +1,32 @@
-//! What is unusual about a model's files, and is taken into account in silence nowhere.
+//! Unusual properties of a model's files, which are always reported to the user.
 
 use super::quantization::Quantization;
 use std::fmt;
 
-/// How the files of a model differ from what `transformers` writes.
+/// A difference from the files that `transformers` writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
-    /// Tensors are stored as f64, and rounded to the precision of the run as they are read.
+    /// Tensors are stored as f64 and rounded to the run's precision when read.
     WideWeights {
-        /// How many tensors.
+        /// Number of tensors.
         tensors: usize,
     },
-    /// Names of tensors have parts that wrappers put there, which are left out.
+    /// Tensor names contain parts added by a wrapper, which are removed.
     WrappedNames {
         /// The part, with its dots.
         part: &'static str,
-        /// What puts it there.
+        /// The wrapper.
         by: &'static str,
-        /// How many tensors have it.
+        /// Number of tensors.
         tensors: usize,
     },
-    /// There is no head: training starts with a fresh one.
+    /// There is no head. Training starts with a new one.
     NoHead,
-    /// Weights are quantized, and read as the numbers that they stand for.
+    /// Weights are quantized, and are dequantized when read.
     Quantized {
-        /// How.
+        /// The format.
         by: Quantization,
-        /// How many tensors.
+        /// Number of tensors.
         tensors: usize,
     },
 }

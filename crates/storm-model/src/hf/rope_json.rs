@@ -1,4 +1,4 @@
-//! What config.json says about rotary positions: `rope_scaling` of transformers 4, `rope_parameters` of 5.
+//! Rotary positions in config.json: `rope_scaling` of transformers 4, `rope_parameters` of 5.
 
 use serde_json::{Map, Value, json};
 
@@ -16,12 +16,12 @@ pub(super) fn read(
 ) -> Result<Rotary, ModelError> {
     let outer_theta = fields.number("rope_theta")?.unwrap_or(10_000.0);
     let outer_share = share(fields, family)?;
-    // Phi 3 has this beside the object, and it wins over what is inside.
+    // Phi 3 has this field outside the object, and it overrides the one inside.
     let outer_original = match family {
         Family::Phi3 => Some(fields.size(ORIGINAL)?.unwrap_or(4096)),
         _ => None,
     };
-    // transformers 4 writes rope_scaling and 5 writes rope_parameters; 5 reads both in this order.
+    // transformers 4 writes rope_scaling, and 5 writes rope_parameters. 5 reads both in this order.
     let mut object = None;
     for (name, prefix) in
         [("rope_parameters", "rope_parameters."), ("rope_scaling", "rope_scaling.")]
@@ -50,7 +50,7 @@ pub(super) fn read(
     };
     let scaling = match (kind, family) {
         ("default", _) => RotaryScaling::None,
-        // Early files of Phi 3 call it so.
+        // Early Phi 3 files use these names for longrope.
         ("longrope", _) | ("su" | "yarn", Family::Phi3) => {
             long_rope(&inner, max_positions, original()?)?
         }
@@ -60,7 +60,7 @@ pub(super) fn read(
         }
         ("linear", _) => RotaryScaling::Linear { factor: inner.needed_number("factor")? },
         ("dynamic", _) => {
-            // transformers 4 and 5 differ in whether they read it.
+            // transformers 4 and 5 differ in whether they read this field.
             if let Some(value) =
                 inner.get(ORIGINAL).filter(|v| v.as_u64() != Some(max_positions as u64))
             {
@@ -88,8 +88,8 @@ pub(super) fn read(
     Ok(Rotary { theta, share, scaling })
 }
 
-/// The part of a head that is rotated. Of the families here, `transformers` has it in Phi 3 alone: elsewhere it
-/// rotates whole heads, or fails, whatever the field says.
+/// The part of a head that is rotated. Of these families, `transformers` supports it only in Phi 3.
+/// In the others it rotates whole heads or fails, whatever the value.
 fn share(fields: &Fields<'_>, family: Family) -> Result<Option<f64>, ModelError> {
     match fields.number(PARTIAL)? {
         Some(share) if share != 1.0 && family != Family::Phi3 => {
@@ -104,7 +104,7 @@ fn share(fields: &Fields<'_>, family: Family) -> Result<Option<f64>, ModelError>
     }
 }
 
-/// What transformers divides positions by where no factor is given.
+/// The factor that transformers uses to divide positions if none is given.
 fn implied_factor(
     inner: &Fields<'_>,
     max_positions: usize,
@@ -119,7 +119,7 @@ fn yarn(
     original: usize,
 ) -> Result<RotaryScaling, ModelError> {
     let factor = implied_factor(inner, max_positions, original)?;
-    // Zero is as good as absent, to transformers.
+    // transformers treats zero as absent.
     let number = |field| Ok::<_, ModelError>(inner.number(field)?.filter(|value| *value != 0.0));
     let scale_of = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
     let implied = match (number("mscale")?, number("mscale_all_dim")?) {
@@ -154,7 +154,7 @@ fn long_rope(
     })
 }
 
-/// The fields of a model to be saved, in names that transformers 4 and 5 both read.
+/// Writes the fields of a model to save, with names that transformers 4 and 5 both read.
 pub(super) fn write(rotary: &Rotary, family: Family, map: &mut Map<String, Value>) {
     map.insert("rope_theta".into(), json!(rotary.theta));
     if family == Family::Phi3 {

@@ -1,7 +1,8 @@
-//! One safetensors file: header checked in full on opening, tensors read by position after that.
+//! A safetensors file. The header is checked completely on opening. Tensors are then read by
+//! position.
 //!
-//! The file is neither mapped nor loaded: a mapped file that shrinks kills the process, and models
-//! are larger than memory.
+//! The file is neither mapped nor loaded: if a mapped file shrinks, the process is killed, and
+//! models are larger than memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,8 +22,8 @@ use super::strict_json::{ENTRIES_MAX, Name, UniqueMap, UniqueMapSeed, parse_stre
 use crate::ModelError;
 use crate::error::clip;
 
-/// The limit on a model's headers, those of all its files together. The format allows each file 100 MB,
-/// but headers of a hundred thousand tensors take less than this.
+/// Limit on the headers of all files of a model together. The format allows 100 MB per file, but
+/// the headers of a hundred thousand tensors take less than this.
 pub const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Tensors are read in pieces of this size.
@@ -30,8 +31,8 @@ pub(super) const CHUNK_BYTES: usize = 4 << 20;
 
 const RANK_MAX: usize = 8;
 
-/// How many bytes the headers of a model may still have. A model has up to thousands of files, and a size that
-/// is harmless in one of them is not in all.
+/// Header bytes and entries that a model may still use. A model may have thousands of files, so a
+/// size that is harmless for one is not for all of them.
 pub(super) struct HeaderBudget {
     bytes: u64,
     entries: usize,
@@ -57,23 +58,24 @@ impl HeaderBudget {
     }
 }
 
-/// Where and what a tensor is.
+/// The type, shape and location of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
     /// Its element type.
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Which file of the directory holds it; 0 for a single file.
+    /// Index of its file in the directory. 0 for a single file.
     pub file: usize,
-    /// Its bytes in that file, counted from the file's start.
+    /// Its byte range in that file.
     pub range: Range<u64>,
 }
 
 impl TensorEntry {
-    /// How many elements it has.
+    /// Number of elements.
     pub fn element_count(&self) -> usize {
-        // Exact: opening the file checked that the shape fits the range, which fits the file.
+        // Exact, because opening the file checked that the shape fits the range and the range fits
+        // the file.
         (self.range.end - self.range.start) as usize / self.dtype.size_bytes()
     }
 }
@@ -88,7 +90,7 @@ pub struct SafetensorsFile {
 
 impl SafetensorsFile {
     /// Opens a file and checks its whole header: every tensor has a known type and a shape that
-    /// fits its bytes, and the tensors fill the file without overlap or hole.
+    /// matches its bytes, and the tensors fill the file without overlaps or gaps.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         Self::open_within(path, &mut HeaderBudget::new())
     }
@@ -132,7 +134,7 @@ impl SafetensorsFile {
         &self.path
     }
 
-    /// The tensors by name, in no order.
+    /// The tensors by name.
     pub fn tensors(&self) -> &BTreeMap<String, TensorEntry> {
         &self.tensors
     }
@@ -141,7 +143,7 @@ impl SafetensorsFile {
         std::mem::take(&mut self.tensors)
     }
 
-    /// Reads bytes of a tensor of this file, from `offset` in the tensor on.
+    /// Reads bytes of a tensor of this file, starting at `offset` in the tensor.
     pub fn read_bytes(
         &self,
         entry: &TensorEntry,
@@ -163,8 +165,8 @@ impl SafetensorsFile {
         ))
     }
 
-    /// Reads elements of a tensor of this file, from element `first` on, as `f32` or `bf16`.
-    /// `name` is for messages only. Needs one chunk of memory, whatever the size.
+    /// Reads elements of a tensor of this file as `f32` or `bf16`, starting at element `first`.
+    /// `name` is only for messages. Needs one chunk of memory, whatever the size.
     pub fn read_elements<E: Element>(
         &self,
         name: &str,
@@ -200,7 +202,7 @@ impl SafetensorsFile {
     }
 }
 
-/// Checks all entries against each other and the file's length. Errors are sentences.
+/// Checks all entries against each other and the file's length. Errors are full messages.
 fn check_entries(
     header: UniqueMap<HeaderEntry>,
     data_start: u64,
@@ -216,7 +218,7 @@ fn check_entries(
             }
         }
     }
-    // Without a second list: there may be many entries.
+    // In place, because there may be many entries.
     entries.retain(|(name, _)| name != METADATA);
     entries.sort_unstable_by_key(|(_, entry)| match entry {
         HeaderEntry::Tensor(entry) => (entry.range.start, entry.range.end),
@@ -276,14 +278,14 @@ fn check_entries(
         .collect())
 }
 
-/// The one name that is not a tensor's.
+/// The only name that does not denote a tensor.
 const METADATA: &str = "__metadata__";
 
-/// What stands behind a name in the header.
+/// The value of a name in the header.
 enum HeaderEntry {
-    /// Its range is still counted from the start of the data.
+    /// A tensor. Its range is still relative to the start of the data.
     Tensor(TensorEntry),
-    /// `__metadata__`: texts that STORM has no use for.
+    /// `__metadata__`: text that STORM does not use.
     Metadata,
 }
 
@@ -326,7 +328,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
     }
 }
 
-/// Found by its name at once: the name of each tensor's type need not be kept.
+/// Looked up during parsing, so that the type names of all tensors need not be kept.
 struct KnownDtype(Dtype);
 
 impl<'de> Deserialize<'de> for KnownDtype {
@@ -352,7 +354,8 @@ impl Visitor<'_> for DtypeVisitor {
     }
 }
 
-/// A shape of bounded rank: a list of a million ones must not become a million-element vector.
+/// A shape of bounded rank, so that a hostile list of a million ones does not become a
+/// million-element vector.
 struct Shape(Vec<usize>);
 
 impl<'de> Deserialize<'de> for Shape {

@@ -1,4 +1,4 @@
-//! Writing a safetensors file tensor by tensor, the header first.
+//! Writes a safetensors file tensor by tensor, header first.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,7 +10,7 @@ use super::dtype::{Dtype, Element, WeightDtype, encode};
 use super::safetensors_file::HEADER_BYTES_MAX;
 use crate::ModelError;
 
-/// A file whose header is written and whose tensors are being written, in the header's order.
+/// A file whose header is written and whose tensors are being written in the header's order.
 pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
@@ -50,16 +50,16 @@ impl SafetensorsWriter {
         Ok(())
     }
 
-    /// Ends the file and flushes it to the disk.
+    /// Finishes the file and flushes it to disk.
     pub(crate) fn finish(self) -> Result<(), ModelError> {
         assert_eq!(self.bytes_left, 0, "every tensor of the header is written");
         self.file.sync_all().map_err(ModelError::io("flush the file to disk", &self.path))
     }
 }
 
-/// What a safetensors file of these tensors begins with, the length prefix and the header, padded so
-/// that the data starts at a multiple of 8; and the number of bytes that follow: the tensors in this
-/// order, without gaps.
+/// The start of a safetensors file with these tensors, and the number of bytes that follow. The
+/// start is the length prefix and the header, padded so that the data starts at a multiple of 8.
+/// The tensors follow in this order, without gaps.
 pub fn safetensors_header<'a>(
     tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize])>,
 ) -> (Vec<u8>, u64) {

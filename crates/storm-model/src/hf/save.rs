@@ -1,4 +1,4 @@
-//! STORM parameters → a Hugging Face directory, streamed and put in place at once.
+//! Saves STORM parameters as a Hugging Face directory, streamed and then renamed into place.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -20,24 +20,24 @@ use super::safetensors_writer::SafetensorsWriter;
 use super::strict_json::ENTRIES_MAX;
 use crate::{ModelConfig, ModelError};
 
-/// How many elements are asked of the provider at a time.
+/// Maximum number of elements requested from the provider at a time.
 const CHUNK_ELEMENTS: usize = 1 << 20;
-/// Elements of a transposed matrix that are gathered at a time. Every pass reads the whole matrix,
-/// so this is large: GPT-2's all take one pass, GPT-3's largest nine.
+/// Elements of a transposed matrix gathered at a time. Every pass reads the whole matrix, so this
+/// is large: all of GPT-2's matrices take one pass, the largest of GPT-3 takes nine.
 const BAND_ELEMENTS: usize = 1 << 26;
 
-/// What to do when the output directory exists and has files in it.
+/// What to do if the output directory exists and is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IfExists {
     /// Refuse.
     #[default]
     Refuse,
-    /// Replace it, if it is a model directory: it has a config.json and no folders.
+    /// Replace it if it is a model directory: it has a config.json and no subdirectories.
     Replace,
 }
 
 impl IfExists {
-    /// Whether a directory that is not empty may be replaced; if not, why.
+    /// Checks whether a directory that is not empty may be replaced. The error says why not.
     fn may_replace(self, path: &Path) -> Result<(), String> {
         let refusal = match self {
             Self::Refuse => {
@@ -52,17 +52,17 @@ impl IfExists {
     }
 }
 
-/// How to save.
+/// Options for saving.
 #[derive(Debug, Clone)]
 pub struct SaveOptions<'a> {
     /// The type of the weights in the file.
     pub dtype: WeightDtype,
-    /// The most bytes of weights in a file; a tensor larger than that gets a file of its own.
+    /// Maximum bytes of weights per file. A larger tensor gets its own file.
     pub shard_bytes: u64,
-    /// Where the model came from: config.json is kept but for what changed, and the tokenizer and
-    /// its like (see [`crate::is_carried`]) go along.
+    /// The directory that the model came from. Its config.json is kept except for changes, and the
+    /// tokenizer and similar files (see [`crate::is_carried`]) are copied.
     pub source: Option<&'a Path>,
-    /// What to do when the output directory exists.
+    /// What to do if the output directory exists.
     pub if_exists: IfExists,
 }
 
@@ -77,13 +77,13 @@ impl Default for SaveOptions<'_> {
     }
 }
 
-/// Saves a model for `transformers`. `provider(spec, elements, dest)` fills `dest` with these
-/// elements of a parameter, counted from its first; ranges are whole rows of at most a few
-/// megabytes, asked for in order (several times over for large transposed matrices).
+/// Saves a model for `transformers`. `provider(spec, elements, dest)` fills `dest` with this range
+/// of a parameter's elements. Ranges are whole rows of at most a few megabytes, requested in order
+/// (several times for large transposed matrices).
 ///
-/// Everything is written next to `output`, flushed to disk, and renamed: `output` is never half a
-/// model, and nothing is replaced that was not there when the saving began. What a saving that was killed
-/// left is removed by the next one to the same place.
+/// Everything is written next to `output`, flushed to disk, and renamed. `output` is never a
+/// partial model, and only a directory that existed when saving began is replaced. Leftovers of a
+/// killed process are removed by the next one that saves to the same path.
 pub fn save<E, P>(
     output: &Path,
     config: &ModelConfig,
@@ -107,7 +107,7 @@ where
     save_parts(output, config_map, &specs, options, provider)
 }
 
-/// Saves a model of any kind: its config.json, its parameters and what comes along.
+/// Saves a model of any kind: its config.json, its parameters and the files to copy.
 pub(crate) fn save_parts<E, P>(
     output: &Path,
     config: Map<String, Value>,
@@ -221,7 +221,7 @@ fn plan_shards(
     shards
 }
 
-/// A piece whose rows are rows of the parameter.
+/// Writes a piece whose rows are rows of the parameter.
 fn write_rows<E: Element>(
     writer: &mut SafetensorsWriter,
     spec: &ParameterSpec,
@@ -241,8 +241,8 @@ fn write_rows<E: Element>(
     Ok(())
 }
 
-/// A piece that is the whole parameter transposed: the file is (in, out), the parameter (out, in).
-/// Gathers a band of the file's rows in each pass over the parameter.
+/// Writes a piece that is the whole parameter transposed: the file is (in, out), the parameter
+/// (out, in). Each pass over the parameter gathers a band of the file's rows.
 fn write_transposed<E: Element>(
     writer: &mut SafetensorsWriter,
     piece: &HfPiece,
@@ -272,7 +272,7 @@ fn write_transposed<E: Element>(
 }
 
 pub(crate) fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), ModelError> {
-    // The alternate form is indented, as transformers writes it.
+    // The alternate form is indented, like the files of transformers.
     let text = format!("{:#}\n", Value::Object(map));
     let mut file = File::create_new(path).map_err(ModelError::io("create the file", path))?;
     file.write_all(text.as_bytes())
@@ -280,7 +280,7 @@ pub(crate) fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), Mod
         .map_err(ModelError::io("write the file", path))
 }
 
-/// Whether a directory can be deleted without fear that it was something else than a saved model.
+/// Whether a directory looks like a saved model, so that it can safely be deleted.
 fn is_model_directory(path: &Path) -> bool {
     let only_files = fs::read_dir(path).is_ok_and(|mut entries| {
         entries.all(|entry| {

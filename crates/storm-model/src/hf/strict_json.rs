@@ -1,5 +1,5 @@
-//! JSON from untrusted files: capped in size, in the length of each text and in the number of
-//! entries, without duplicate keys.
+//! JSON from untrusted files, with limits on total size, text length and number of entries, and
+//! without duplicate keys.
 
 use std::fmt;
 use std::fs::File;
@@ -13,14 +13,14 @@ use storm_files::open_plain;
 
 use crate::ModelError;
 
-/// Reads a whole file, unless it is longer than `limit` bytes.
+/// Reads a whole file of at most `limit` bytes.
 pub(crate) fn read_capped(
     path: &Path,
     what: &'static str,
     limit: u64,
 ) -> Result<Vec<u8>, ModelError> {
     let (file, length) = open_capped(path, what, limit)?;
-    // The file may grow while it is read: read one byte more than allowed, and see.
+    // The file may grow while it is read, so read one byte more than allowed.
     let mut bytes = Vec::with_capacity(length as usize + 1);
     file.take(limit + 1).read_to_end(&mut bytes).map_err(ModelError::io("read the file", path))?;
     if bytes.len() as u64 > limit {
@@ -30,7 +30,7 @@ pub(crate) fn read_capped(
     Ok(bytes)
 }
 
-/// Opens a file that is not longer than `limit` bytes, and says how long it is.
+/// Opens a file of at most `limit` bytes. Returns it with its length.
 pub(super) fn open_capped(
     path: &Path,
     what: &'static str,
@@ -44,7 +44,7 @@ pub(super) fn open_capped(
     Ok((file, bytes))
 }
 
-/// Parses JSON. serde_json bounds the depth of nesting.
+/// Parses JSON. serde_json limits the nesting depth.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Result<T, ModelError> {
     serde_json::from_slice(bytes).map_err(|error| ModelError::Json {
         path: path.to_owned(),
@@ -64,11 +64,11 @@ pub(super) fn parse_stream<T>(
     Ok(value)
 }
 
-/// The parser collects a whole string or number before it can be checked, so none may be longer than
-/// this. Metadata has long strings.
+/// Maximum length of a string or number, because the parser collects it completely before it can be
+/// checked. Metadata has long strings.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 
-/// Fails on JSON with a text or a number longer than [`TOKEN_BYTES_MAX`].
+/// Fails on JSON with a string or number longer than [`TOKEN_BYTES_MAX`].
 struct TokenLimit<R> {
     reader: R,
     place: Place,
@@ -106,10 +106,10 @@ impl<R: Read> Read for TokenLimit<R> {
     }
 }
 
-/// The longest name of a tensor or file, in bytes.
+/// Maximum length of a tensor or file name, in bytes.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// A text of at most [`NAME_BYTES_MAX`] bytes.
+/// A string of at most [`NAME_BYTES_MAX`] bytes.
 #[derive(Debug)]
 pub(super) struct Name(pub(super) String);
 
@@ -139,11 +139,11 @@ impl Visitor<'_> for NameVisitor {
     }
 }
 
-/// No model that STORM supports has more tensors than this, in all files together.
+/// Maximum number of tensors in all files together. No supported model has more.
 pub(super) const ENTRIES_MAX: usize = 1 << 17;
 
-/// A JSON object in file order whose keys are unique; serde's maps would keep the last of two
-/// silently, and other readers may keep the first.
+/// A JSON object in file order with unique keys. serde's maps would silently keep the last
+/// duplicate, and other readers may keep the first.
 #[derive(Debug)]
 pub(super) struct UniqueMap<V>(pub(super) Vec<(String, V)>);
 

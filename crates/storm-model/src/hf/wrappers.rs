@@ -1,13 +1,13 @@
-//! Names of tensors without what wrappers put into them.
+//! Removes the parts that wrappers add to tensor names.
 
 use super::remarks::Remark;
 
-/// What `torch.compile` puts before the parts of a module that it wraps, at any depth.
+/// Added by `torch.compile` to the names of wrapped modules, at any depth.
 const COMPILED: &str = "_orig_mod";
-/// What PEFT puts before everything.
+/// Prefix added by PEFT.
 const PEFT: &str = "base_model.model.";
 
-/// Parts of names that only adapters have. Their tensors change the weights beside them.
+/// Name parts that only occur in adapters. Their tensors modify the base weights.
 const ADAPTER_PARTS: &[&str] = &[
     "base_layer",
     "lora_A",
@@ -20,7 +20,7 @@ const ADAPTER_PARTS: &[&str] = &[
     "prompt_encoder",
 ];
 
-/// Counts of what was left out.
+/// Number of tensors with removed parts.
 #[derive(Default)]
 pub(super) struct Unwrapped {
     compiled: usize,
@@ -28,7 +28,7 @@ pub(super) struct Unwrapped {
 }
 
 impl Unwrapped {
-    /// The name that the model itself gives a tensor.
+    /// The name of a tensor without the parts of wrappers.
     pub(super) fn name(&mut self, stored: String) -> String {
         let mut name = stored;
         if name.split('.').any(|part| part == COMPILED) {

@@ -1,4 +1,4 @@
-//! From options to the projections of a model.
+//! Applies LoRA options to the projections of a model.
 
 use super::options::{ending, is_named, refuse, whole};
 use super::{LoraOptions, Targets};
@@ -8,22 +8,22 @@ use regex::Regex;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// How PEFT wraps the names of a model's modules.
+/// The prefix that PEFT adds to the names of a model's modules.
 pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 
 const A: &str = ".lora_A";
 const B: &str = ".lora_B.";
 
-/// Ranks beyond this are slips: the scale of an adapter is a number of 32 bits.
+/// Larger ranks are mistakes. An adapter's scale is an f32.
 const RANK_MAX: usize = 1 << 16;
 
-/// The adapters of a model. Everything else of it is frozen.
+/// The adapters of a model. All its other parameters are frozen, except those trained in full.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapters {
-    /// What they come from, without names that match nothing.
+    /// The options, without names that match nothing.
     pub options: LoraOptions,
     layers: Vec<LayerAdapters>,
-    /// Parameters outside the layers that are trained whole.
+    /// Parameters outside the layers that are trained in full.
     saved: Vec<String>,
 }
 
@@ -32,33 +32,33 @@ pub struct Adapters {
 pub struct LayerAdapters {
     /// Its adapted projections.
     pub linears: Vec<AdaptedLinear>,
-    /// Its parameters that are trained whole, without the layer's prefix.
+    /// Its parameters that are trained in full, without the layer's prefix.
     pub saved: Vec<String>,
 }
 
-/// A projection with adapters; a fused one has one for each module that it is made of, at most.
+/// A projection with adapters. A fused projection has at most one for each of its modules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptedLinear {
-    /// `attention.qkv`.
+    /// The name, such as `attention.qkv`.
     pub name: String,
-    /// Width of what it reads.
+    /// Input width.
     pub inputs: usize,
-    /// Width of what it makes.
+    /// Output width.
     pub outputs: usize,
-    /// From the first row to the last.
+    /// Its adapters, from the first row to the last.
     pub slices: Vec<AdaptedSlice>,
 }
 
-/// The adapter of one of PEFT's modules.
+/// The adapter of one PEFT module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptedSlice {
-    /// In its layer: `self_attn.q_proj`.
+    /// The module in its layer, such as `self_attn.q_proj`.
     pub module: String,
     /// The rows of the projection that it adds to.
     pub rows: Range<usize>,
-    /// Rows of A, columns of B.
+    /// The rank: rows of A, columns of B.
     pub rank: usize,
-    /// Of the product of both.
+    /// Scale of the product of B and A.
     pub scale: f32,
 }
 
@@ -79,7 +79,7 @@ impl AdaptedLinear {
         format!("{}{B}{leaf}", self.name)
     }
 
-    /// Its parameters, with PEFT's names of a module given by `peft_name`.
+    /// Its parameters. `peft_name` returns the PEFT name of a module.
     fn specs(&self, prefix: &str, peft_name: impl Fn(&str) -> String) -> Vec<ParameterSpec> {
         let piece = |module: &str, matrix: &str, shape: [usize; 2], first: usize| HfPiece {
             hf_name: format!("{}.lora_{matrix}.weight", peft_name(module)),
@@ -109,22 +109,22 @@ impl AdaptedLinear {
     }
 }
 
-/// Whether a parameter's name is that of an adapter.
+/// Whether a parameter's name denotes an adapter.
 pub fn is_adapter(name: &str) -> bool {
     name.ends_with(A) || name.contains(B)
 }
 
 impl Adapters {
-    /// Finds what the options name in a model.
+    /// Applies options to a model.
     ///
     /// # Errors
-    /// A target or pattern that matches nothing or cannot be adapted, a rank larger than a matrix, or numbers that make
-    /// no sense.
+    /// A target or pattern matches nothing or cannot be adapted, a rank is larger than a matrix, or
+    /// a number is not valid.
     pub fn new(config: &ModelConfig, options: LoraOptions) -> Result<Adapters, ModelError> {
         Finder::new(config, options, Unmatched::Refused)?.adapters()
     }
 
-    /// The same for options that PEFT wrote: names in its list that are of other models are passed over.
+    /// Applies options written by PEFT. Target names of other models are ignored.
     pub(super) fn of_peft(
         config: &ModelConfig,
         options: LoraOptions,
@@ -132,24 +132,25 @@ impl Adapters {
         Finder::new(config, options, Unmatched::PassedOver)?.adapters()
     }
 
-    /// Those of a layer.
+    /// The adapters of a layer.
     pub fn layer(&self, index: usize) -> &LayerAdapters {
         &self.layers[index]
     }
 
-    /// Whether a parameter outside the layers is trained whole.
+    /// Whether a parameter outside the layers is trained in full.
     pub(crate) fn saves(&self, name: &str) -> bool {
         self.saved.iter().any(|saved| saved == name)
     }
 
-    /// Every parameter of the adapters with its full name, and those that are trained whole, as PEFT stores them.
+    /// Every parameter of the adapters and every one trained in full, with its full name, as PEFT
+    /// stores them.
     pub fn specs(&self, config: &ModelConfig) -> Vec<ParameterSpec> {
         let mut specs = self.own_specs(config);
         specs.extend(self.saved_specs(config));
         specs
     }
 
-    /// The parameters that the base model has not.
+    /// The parameters that the base model does not have.
     pub(crate) fn own_specs(&self, config: &ModelConfig) -> Vec<ParameterSpec> {
         let layout = ParameterLayout::new(config);
         let mut specs = Vec::new();
@@ -164,7 +165,7 @@ impl Adapters {
         specs
     }
 
-    /// The parameters of the base model that are trained whole.
+    /// The parameters of the base model that are trained in full.
     pub(super) fn saved_specs(&self, config: &ModelConfig) -> Vec<ParameterSpec> {
         let layout = ParameterLayout::new(config);
         let outside = layout.prologue.iter().chain(&layout.epilogue);
@@ -180,13 +181,13 @@ impl Adapters {
         specs
     }
 
-    /// How many numbers are trained.
+    /// Number of trained parameters.
     pub fn parameter_count(&self, config: &ModelConfig) -> u64 {
         self.specs(config).iter().map(|spec| spec.element_count() as u64).sum()
     }
 }
 
-/// What becomes of names that match nothing.
+/// How to handle names that match nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unmatched {
     Refused,
@@ -287,7 +288,7 @@ impl<'a> Finder<'a> {
         Ok(Adapters { options, layers, saved })
     }
 
-    /// The adapted form of a projection in a layer, if it has one there.
+    /// The adapted form of a projection in a layer, if it has adapters there.
     fn linear(
         &self,
         index: usize,
@@ -343,7 +344,8 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// Embeddings and the head are no projections of a layer: their kernels have no place for an adapter.
+    /// Embeddings and the head are not projections of a layer. Their kernels do not support
+    /// adapters.
     fn refuse_outside(&self, spec: &ParameterSpec) -> Result<(), ModelError> {
         if self.options.targets == Targets::AllLinear {
             return Ok(());
@@ -385,7 +387,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// Whether a parameter is trained whole.
+    /// Whether a parameter is trained in full.
     fn is_saved(
         &self,
         spec: &ParameterSpec,
@@ -440,8 +442,8 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// What the only pattern that matches says. Several that say different things are refused: which of them PEFT takes
-/// depends on their order.
+/// The value of the only matching pattern. Several matches with different values are an error,
+/// because PEFT's choice depends on their order.
 fn one_match<'a, T: Copy + PartialEq + std::fmt::Display + 'a>(
     what: &str,
     patterns: impl Iterator<Item = (&'a String, &'a (Regex, T))>,

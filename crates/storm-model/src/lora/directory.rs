@@ -1,4 +1,4 @@
-//! Adapter directories of PEFT, in and out.
+//! Reads and writes PEFT adapter directories.
 
 use super::adapters::Adapters;
 use super::peft::{self, PeftConfig};
@@ -20,22 +20,22 @@ const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// What STORM alone needs to know of an adapter; PEFT passes over the file.
+/// Adapter properties that only STORM needs. PEFT ignores this file.
 const OWN: &str = "storm.json";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Own {
-    /// How the run stored the base.
+    /// The base format of the run.
     base_format: String,
 }
 
-/// Whether a directory holds an adapter instead of a model.
+/// Whether a directory contains an adapter rather than a model.
 pub fn is_adapter_directory(path: &Path) -> bool {
     path.join(CONFIG).exists()
 }
 
-/// An adapter that PEFT or STORM saved.
+/// An adapter saved by PEFT or STORM.
 #[derive(Debug)]
 pub struct AdapterDirectory {
     path: PathBuf,
@@ -45,10 +45,10 @@ pub struct AdapterDirectory {
 }
 
 impl AdapterDirectory {
-    /// Opens a directory: its config is read, and the header of its weights.
+    /// Opens a directory. Reads its config and the header of its weights.
     ///
     /// # Errors
-    /// A file is missing or damaged, or the config asks for what STORM has not.
+    /// A file is missing or damaged, or the config needs an unsupported feature.
     pub fn open(path: &Path) -> Result<AdapterDirectory, ModelError> {
         let config_path = path.join(CONFIG);
         let bytes = read_capped(&config_path, CONFIG, CONFIG_BYTES_MAX)?;
@@ -62,30 +62,30 @@ impl AdapterDirectory {
         Ok(AdapterDirectory { path: path.to_owned(), config, base_format, file })
     }
 
-    /// How the base was stored that it was trained beside.
+    /// The storage format of the base that it was trained with.
     pub fn base_format(&self) -> BaseFormat {
         self.base_format
     }
 
-    /// Its folder.
+    /// Its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the adapter was made with.
+    /// The options of the adapter.
     pub fn options(&self) -> &LoraOptions {
         &self.config.options
     }
 
-    /// The model that it is for, as the file names it: a directory or a name on a hub.
+    /// The base model named in the file: a directory or a name on a hub.
     pub fn base(&self) -> Option<&str> {
         self.config.base.as_deref()
     }
 
-    /// The config of a base with these adapters, once every tensor is known to fit it and to be finite.
+    /// The config of a base with these adapters. Checks that every tensor fits and is finite.
     ///
     /// # Errors
-    /// The adapter is of another model, or has values that are not numbers.
+    /// The adapter belongs to another model, or has values that are not finite.
     pub fn apply_to(&self, base: &ModelConfig) -> Result<ModelConfig, ModelError> {
         let adapters = Adapters::of_peft(base, self.config.options.clone())?;
         let refuse = |problem: String| {
@@ -128,7 +128,7 @@ impl AdapterDirectory {
     }
 }
 
-/// As the file says, or as the model computes where there is none.
+/// The format in the file, or the compute type if there is no file.
 fn base_format(path: &Path) -> Result<BaseFormat, ModelError> {
     if !path.exists() {
         return Ok(BaseFormat::Computed);
@@ -174,29 +174,29 @@ impl ParameterSource for AdapterDirectory {
     }
 }
 
-/// The weights of a base model with adapters from elsewhere.
+/// The weights of a base model with adapters from another source.
 #[derive(Debug)]
 pub struct AdaptedSource<B, A> {
     base: B,
     adapter: A,
-    /// Parameters that the adapter has, the names by which it stores them included.
+    /// The adapter's parameters, with the names under which it stores them.
     trained: Vec<ParameterSpec>,
 }
 
 impl<B: ParameterSource, A: ParameterSource> AdaptedSource<B, A> {
-    /// For a config with adapters.
+    /// Combines the two, for a config with adapters.
     pub fn new(config: &ModelConfig, base: B, adapter: A) -> AdaptedSource<B, A> {
         let trained =
             config.adapters.as_ref().map(|adapters| adapters.specs(config)).unwrap_or_default();
         AdaptedSource { base, adapter, trained }
     }
 
-    /// The model that the adapters are for.
+    /// The source of the base model.
     pub fn base(&self) -> &B {
         &self.base
     }
 
-    /// The adapters.
+    /// The source of the adapters.
     pub fn adapter(&self) -> &A {
         &self.adapter
     }
@@ -220,11 +220,11 @@ impl<B: ParameterSource, A: ParameterSource> ParameterSource for AdaptedSource<B
     }
 }
 
-/// Saves the adapters of a model for PEFT, in f32. `provide` fills a buffer with all of a parameter. `base` is what
-/// PEFT is to load the base model from.
+/// Saves the adapters of a model for PEFT, in f32. `provide` fills a buffer with a whole parameter.
+/// `base` tells PEFT where to load the base model from.
 ///
 /// # Errors
-/// From the file system or the provider; an existing directory is left as it was.
+/// From the file system or the provider. An existing directory is unchanged.
 pub fn save_adapter(
     output: &Path,
     config: &ModelConfig,
@@ -260,7 +260,7 @@ pub fn save_adapter(
         values.resize(spec.element_count(), 0f32);
         provide(spec, &mut values)
             .map_err(|source| ModelError::Provider { name: spec.name.clone(), source })?;
-        // Pieces are rows of the parameter in order, none of them transposed.
+        // Pieces are consecutive rows of the parameter. None is transposed.
         writer.write(&values)?;
     }
     writer.finish()?;

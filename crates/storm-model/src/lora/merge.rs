@@ -1,11 +1,11 @@
-//! Adapters added into the weights that they stand beside, one parameter at a time.
+//! Merges adapters into their base weights, one parameter at a time.
 
 use super::is_adapter;
 use crate::hf::{ParameterSource, ParameterSpec};
 use crate::{ModelConfig, ModelError};
 
-/// A parameter of the base with its adapters added: `W + scale · B · A` in f32. Rounding it is left to the caller, so it
-/// is rounded once. Only this parameter and its adapters are in memory.
+/// Loads a parameter of the base with its adapters added: `W + scale · B · A` in f32. The caller
+/// rounds the result, so it is rounded once. Only this parameter and its adapters are in memory.
 ///
 /// # Errors
 /// From the source.

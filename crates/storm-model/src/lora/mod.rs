@@ -1,8 +1,9 @@
-//! LoRA: small trained matrices beside frozen weights.
+//! LoRA: small trained matrices in addition to frozen weights.
 //!
-//! An adapted projection computes `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`. [`LoraOptions`] says what is asked for, in PEFT's
-//! words; [`Adapters`] says which projections of a model that comes to, and is part of its
-//! [`ModelConfig`](crate::ModelConfig), so that whatever builds, loads or runs a model has its adapters too.
+//! An adapted projection computes `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`. [`LoraOptions`] are the options
+//! in PEFT's terms. [`Adapters`] are the resulting adapters of a model's projections. They are part
+//! of its [`ModelConfig`](crate::ModelConfig), so code that builds, loads or runs a model includes
+//! them.
 
 mod adapters;
 mod directory;

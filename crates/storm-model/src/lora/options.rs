@@ -3,43 +3,43 @@ use crate::error::clip;
 use regex::{Regex, RegexBuilder};
 use std::collections::BTreeMap;
 
-/// A pattern that compiles to more than this is no module name.
+/// Limit on the compiled size of a pattern. Patterns for module names are far smaller.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
-/// Which adapters are asked for, in PEFT's words.
+/// LoRA options, in PEFT's terms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraOptions {
     /// r: rows of A and columns of B.
     pub rank: usize,
-    /// The product of both is scaled by `alpha / rank`.
+    /// The product of B and A is scaled by `alpha / rank`.
     pub alpha: f64,
-    /// Share of the adapters' input that is dropped in training.
+    /// Dropout rate of the adapters' input in training.
     pub dropout: f64,
-    /// Which projections.
+    /// The projections that get adapters.
     pub targets: Targets,
     /// Scale by `alpha / √rank` instead.
     pub rslora: bool,
-    /// Other modules that are trained whole, and saved with the adapters.
+    /// Other modules that are trained in full and saved with the adapters.
     pub modules_to_save: Vec<String>,
     /// Ranks of some projections, by patterns that match the end of their names.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Alphas of some projections.
+    /// Alphas of some projections, by such patterns.
     pub alpha_pattern: BTreeMap<String, f64>,
 }
 
 /// Which projections get adapters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Targets {
-    /// All in the layers.
+    /// All projections in the layers.
     AllLinear,
-    /// Those whose names are these or end in them: `q_proj`, `mlp.up_proj`.
+    /// Those with one of these names, or with a name that ends in one: `q_proj`, `mlp.up_proj`.
     Names(Vec<String>),
-    /// Those whose whole name a regular expression matches.
+    /// Those whose full name matches a regular expression.
     Pattern(String),
 }
 
 impl LoraOptions {
-    /// Rank and alpha with PEFT's defaults for the rest, on all projections.
+    /// Options with this rank and alpha, on all projections, with PEFT's defaults otherwise.
     pub fn new(rank: usize, alpha: f64) -> LoraOptions {
         LoraOptions {
             rank,
@@ -63,12 +63,12 @@ pub(super) fn refuse<T>(problem: String) -> Result<T, ModelError> {
     Err(ModelError::Lora { problem })
 }
 
-/// A pattern that must match all of a name.
+/// A pattern that must match a full name.
 pub(super) fn whole(pattern: &str) -> Result<Regex, ModelError> {
     compile(pattern, &format!("^(?:{pattern})$"))
 }
 
-/// A pattern that must match a name from one of its parts on, as PEFT's rank and alpha patterns do.
+/// A pattern that must match a name or its last parts, like PEFT's rank and alpha patterns.
 pub(super) fn ending(pattern: &str) -> Result<Regex, ModelError> {
     compile(pattern, &format!(r"^(?:.*\.)?(?:{pattern})$"))
 }
@@ -84,7 +84,7 @@ fn compile(pattern: &str, anchored: &str) -> Result<Regex, ModelError> {
     })
 }
 
-/// Whether a name is one of a list's, or ends in it.
+/// Whether a module has a name or ends in it.
 pub(super) fn is_named(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

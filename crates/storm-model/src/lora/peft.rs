@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Fields that change nothing in what a trained adapter computes.
+/// Fields that do not change the results of a trained adapter.
 const HARMLESS: [&str; 13] = [
     "auto_mapping",
     "corda_config",
@@ -24,19 +24,19 @@ const HARMLESS: [&str; 13] = [
     "runtime_config",
 ];
 
-/// Ways to begin that leave the weights of the base as they are. Others change them, and the adapter alone is not the
-/// model then.
+/// Initializations that leave the base weights unchanged. Others change them, so the adapter alone
+/// does not define the model.
 const STARTS: [&str; 4] = ["gaussian", "eva", "orthogonal", "true"];
 
-/// What an adapter_config.json says.
+/// The content of an adapter_config.json.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PeftConfig {
     pub(super) options: LoraOptions,
-    /// The model that the adapter is for: a directory or a name on a hub.
+    /// The base model: a directory or a name on a hub.
     pub(super) base: Option<String>,
 }
 
-/// Reads the fields.
+/// Reads and checks the fields.
 pub(super) fn read(path: &Path, map: &Map<String, Value>) -> Result<PeftConfig, ModelError> {
     Reader { path, map }.read()
 }
@@ -89,7 +89,7 @@ impl Reader<'_> {
         Ok(PeftConfig { options, base: base.filter(|base| !base.is_empty()) })
     }
 
-    /// Anything else may change the result, unless it says nothing.
+    /// Rejects other fields, which might change the result, unless their value has no effect.
     fn refuse_unknown(&self) -> Result<(), ModelError> {
         const READ: [&str; 12] = [
             "peft_type",
@@ -183,10 +183,10 @@ impl Reader<'_> {
     }
 }
 
-/// The fields as PEFT reads them.
+/// Writes the fields in PEFT's format.
 pub(super) fn write(config: &ModelConfig, options: &LoraOptions, base: Option<&str>) -> Value {
     let targets = match &options.targets {
-        // PEFT replaces the word by the names that it stands for.
+        // PEFT replaces `all-linear` with the names of the projections.
         Targets::AllLinear => json!(all_linear(config)),
         Targets::Names(names) => json!(names),
         Targets::Pattern(pattern) => json!(pattern),
@@ -215,14 +215,14 @@ pub(super) fn write(config: &ModelConfig, options: &LoraOptions, base: Option<&s
     })
 }
 
-/// The names of all projections in layers, each once.
+/// The distinct names of all projections in layers.
 fn all_linear(config: &ModelConfig) -> Vec<String> {
     let layout = crate::ParameterLayout::new(config);
     let matrices = layout.layer.iter().filter(|spec| spec.shape.len() == 2);
     let mut names: Vec<String> = matrices
         .flat_map(|spec| &spec.pieces)
         .map(|piece| piece.hf_name.trim_end_matches(".weight"))
-        // `c_proj` of GPT-2 is in attention and in the MLP: both are meant.
+        // GPT-2 has `c_proj` in attention and in the MLP. The name covers both.
         .map(|module| module.rsplit('.').next().unwrap_or(module).to_owned())
         .collect();
     names.sort();

@@ -1,4 +1,4 @@
-//! From the config of an image classifier to a program, and how its parameters start.
+//! Builds a program from the config of an image classifier, and initializes its parameters.
 
 use super::config::ImageConfig;
 use super::network::{Network, network};
@@ -6,22 +6,23 @@ use super::parameters::parameters;
 use crate::{BuildOptions, Initialization, ModelError, Packing};
 use storm_graph::Program;
 
-/// How pictures of a training step are changed before the network sees them. What happens to a picture depends on the
-/// seed of the run, the epoch and the picture's number alone.
+/// Augmentation of training images. It depends only on the run's seed, the epoch and the image's
+/// index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Augmentation {
-    /// Whether half of the pictures are mirrored.
+    /// Whether half of the images are mirrored.
     pub flip: bool,
-    /// Pixels by which a picture is padded on each side before a part of its own size is cut out; 0 for none.
+    /// Pixels of padding on each side before a random crop of the original size. 0 for none.
     pub crop: usize,
-    /// Side of a square that is blanked; 0 for none.
+    /// Side of a square that is blanked out. 0 for none.
     pub cutout: usize,
 }
 
 /// Builds the forward program of an image classifier.
 ///
-/// Inputs: `images` (B, H, W, C) u8, `samples` (B, 3) i32 (the number of a picture as low and high half, and the epoch);
-/// for the loss `targets` (B) i32 and `denominator`; the trainer fills the others.
+/// Inputs: `images` (B, H, W, C) u8, `samples` (B, 3) i32 (the low and high half of an image's
+/// index, and the epoch). For the loss, `targets` (B) i32 and `denominator`. The trainer fills the
+/// others.
 ///
 /// # Errors
 /// The config is not valid, or a batch of this size is too large.
@@ -47,9 +48,10 @@ pub(crate) fn build(config: &ImageConfig, options: &BuildOptions) -> Result<Prog
     Ok(Program::new(sections, stages)?)
 }
 
-/// How the parameter that a section calls `name` starts: as PyTorch starts its modules.
+/// Initialization of the parameter called `name` in a section, as in PyTorch's modules.
 pub(crate) fn initialization(config: &ImageConfig, name: &str) -> Initialization {
-    // Only convolutions without a norm have a bias besides norms, and these run once: their name says which they are.
+    // Apart from norms, only convolutions without a norm have a bias. They run once, so their name
+    // identifies them.
     let is_of_norm = ["norm", "bn1", "bn2", "downsample.1"]
         .iter()
         .any(|norm| name.rsplit_once('.').is_some_and(|(module, _)| module.ends_with(norm)));

@@ -1,4 +1,4 @@
-//! The description of an image classifier, as config.json has it.
+//! The config of an image classifier, as stored in config.json.
 
 use super::network::network;
 use crate::{BuildOptions, ModelError, ParameterSpec};
@@ -22,21 +22,21 @@ const STAGES_MAX: usize = 8;
 pub struct ImageConfig {
     /// Always [`IMAGE_MODEL_TYPE`].
     model_type: String,
-    /// Height and width of a picture.
+    /// Height and width of an image.
     pub image_size: [usize; 2],
-    /// Channels of a picture: 3 for RGB.
+    /// Channels of an image: 3 for RGB.
     pub channels: usize,
-    /// Classes that are told apart.
+    /// Number of classes.
     pub classes: usize,
-    /// What is subtracted from each channel, where the values of a pixel are from 0 to 1.
+    /// The value subtracted from each channel. Pixel values are from 0 to 1.
     pub mean: Vec<f64>,
-    /// What each channel is then divided by.
+    /// The value that each channel is then divided by.
     pub std: Vec<f64>,
     /// The network.
     pub network: ImageNetwork,
 }
 
-/// The networks that STORM has for pictures.
+/// The supported networks for images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "architecture", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ImageNetwork {
@@ -46,20 +46,22 @@ pub enum ImageNetwork {
         widths: Vec<usize>,
         /// Width of the first dense layer.
         hidden: usize,
-        /// Share of its outputs that training drops.
+        /// Dropout rate of its outputs in training.
         dropout: f64,
     },
-    /// Nine weight layers, as in the fast networks for CIFAR-10: a stem, three convolutions with max-pooling, residual
-    /// blocks after the first and the last of them, and a linear head without bias, whose logits are scaled.
+    /// Nine weight layers, like the fast networks for CIFAR-10: a stem, three convolutions with
+    /// max-pooling, residual blocks after the first and the last of them, and a linear head without
+    /// bias, whose logits are scaled.
     Resnet9 {
         /// Channels of the stem and after each of the three convolutions.
         widths: [usize; 4],
-        /// Factor of the logits.
+        /// Factor applied to the logits.
         logit_scale: f64,
     },
-    /// A 3×3 stem without pooling, then stages of basic blocks; each stage but the first halves the picture.
+    /// A 3×3 stem without pooling, then stages of basic blocks. Each stage but the first halves the
+    /// image.
     Resnet {
-        /// Channels of each stage; the stem has those of the first.
+        /// Channels of each stage. The stem has as many as the first stage.
         widths: Vec<usize>,
         /// Basic blocks of each stage.
         blocks: usize,
@@ -67,10 +69,10 @@ pub enum ImageNetwork {
 }
 
 impl ImageConfig {
-    /// Mean and standard deviation of the channels of CIFAR-10, as they are usually published.
+    /// Mean and standard deviation of CIFAR-10's channels, as usually published.
     pub const CIFAR10: ([f64; 3], [f64; 3]) = ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]);
 
-    /// A network for RGB pictures, normalized with the statistics of CIFAR-10.
+    /// A network for RGB images, normalized with the statistics of CIFAR-10.
     pub fn new(image_size: [usize; 2], classes: usize, network: ImageNetwork) -> ImageConfig {
         ImageConfig {
             model_type: IMAGE_MODEL_TYPE.to_owned(),
@@ -86,7 +88,7 @@ impl ImageConfig {
     /// Checks every number against hard limits.
     ///
     /// # Errors
-    /// Names the field and what it may be.
+    /// Names the field and its allowed values.
     pub fn validate(&self) -> Result<(), ModelError> {
         within("model_type", &self.model_type, self.model_type == IMAGE_MODEL_TYPE, || {
             format!("`{IMAGE_MODEL_TYPE}`")
@@ -100,7 +102,7 @@ impl ImageConfig {
             within(field, format!("{values:?}"), values.len() == self.channels, || {
                 format!("one number for each of the {} channels", self.channels)
             })?;
-            // Kernels take them as f32.
+            // Kernels use them as f32.
             let is_usable = |value: &f64| {
                 let value = *value as f32;
                 value.is_finite() && (field == "mean" || value > 0.0)
@@ -136,32 +138,33 @@ impl ImageConfig {
         for &width in widths {
             count("widths", width, WIDTH_MAX)?;
         }
-        // Sides are halved so often, and something must be left.
+        // Sides are halved this many times, and at least one pixel must remain.
         let least = 1usize << halvings.min(STAGES_MAX);
         for side in self.image_size {
             within("image_size", side, side >= least, || {
                 format!("at least {least} for this network")
             })?;
         }
-        // Whatever else a size may be too large for shows here, so that a validated config can be built.
+        // This detects any other size that is too large, so that a validated config can be built.
         network(self, &BuildOptions::training(1, 1, DType::F32))?;
         Ok(())
     }
 
-    /// The same network for pictures of another form: (H, W, channels) and so many classes.
+    /// The same network for images of another shape (H, W, channels) and this many classes.
     pub fn for_images(self, [height, width, channels]: [usize; 3], classes: usize) -> ImageConfig {
         let (mean, std) = match channels == self.channels {
             true => (self.mean, self.std),
-            // Other statistics are not known: values from -1 to 1.
+            // The statistics are unknown: scale values to -1..1.
             false => (vec![0.5; channels], vec![0.5; channels]),
         };
         ImageConfig { image_size: [height, width], channels, classes, mean, std, ..self }
     }
 
-    /// Refuses pictures of another form than the network reads, and classes that it does not know.
+    /// Checks that the images have the network's shape, and that there are not more classes than it
+    /// has.
     ///
     /// # Errors
-    /// Says what is different.
+    /// Names the difference.
     pub fn check_images(&self, shape: [usize; 3], classes: usize) -> Result<(), ModelError> {
         let [height, width] = self.image_size;
         let own = [height, width, self.channels];
@@ -173,7 +176,8 @@ impl ImageConfig {
         })
     }
 
-    /// Layers with weights: convolutions and dense layers, without those of shortcuts. For a validated config.
+    /// Number of layers with weights: convolutions and dense layers, without those of shortcuts.
+    /// For a validated config.
     pub fn layer_count(&self) -> usize {
         match &self.network {
             ImageNetwork::SmallCnn { widths, .. } => widths.len() + 2,
@@ -182,7 +186,7 @@ impl ImageConfig {
         }
     }
 
-    /// Parameters that are trained: running statistics do not count. For a validated config.
+    /// Number of trained parameters, without running statistics. For a validated config.
     pub fn parameter_count(&self) -> u64 {
         let learns = |spec: &ParameterSpec| !spec.name.contains(".running_");
         let specs = super::parameters(self).into_iter().filter(learns);

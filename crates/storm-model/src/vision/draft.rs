@@ -9,10 +9,10 @@ use storm_graph::{
     GraphError, NormActivation, Op, Section, SectionBuilder, Shape, TensorId, Window,
 };
 
-/// What sections pass on.
+/// The tensor passed between sections.
 const HIDDEN: &str = "hidden";
 
-/// As PyTorch's `BatchNorm2d` has them.
+/// The defaults of PyTorch's `BatchNorm2d`.
 const EPSILON: f32 = 1e-5;
 const MOMENTUM: f32 = 0.1;
 
@@ -21,7 +21,7 @@ const MOMENTUM: f32 = 0.1;
 pub(super) enum Bias {
     /// It does.
     Added,
-    /// A norm follows, which has its own.
+    /// It does not, because a norm with its own bias follows.
     None,
 }
 
@@ -31,9 +31,9 @@ pub(super) struct Draft<'a> {
     stored: Vec<Stored>,
     config: &'a ImageConfig,
     options: &'a BuildOptions,
-    /// The form of what the section before passes on.
+    /// The shape of the previous section's output.
     before: Option<Shape>,
-    /// [`PHASE_INPUT`], once something depends on it.
+    /// [`PHASE_INPUT`], if anything depends on it.
     phase: Option<TensorId>,
 }
 
@@ -52,13 +52,13 @@ impl<'a> Draft<'a> {
         Draft { builder, stored, config, options, before, phase }
     }
 
-    /// What the section before passes on, (B, H, W, C).
+    /// The previous section's output, (B, H, W, C).
     pub(super) fn hidden(&mut self) -> TensorId {
         let shape = self.before.clone().unwrap_or_else(|| unreachable!("the first reads images"));
         self.builder.take(HIDDEN, shape)
     }
 
-    /// The pictures of the batch, augmented in training and normalized, (B, H, W, channels).
+    /// The images of the batch, augmented in training and normalized, (B, H, W, channels).
     pub(super) fn images(&mut self) -> Result<TensorId, GraphError> {
         let ImageConfig { image_size: [height, width], channels, mean, std, .. } = self.config;
         let (batch, dtype) = (self.options.batch, self.options.dtype);
@@ -95,7 +95,8 @@ impl<'a> Draft<'a> {
         self.builder.apply(name, op)
     }
 
-    /// `NAME.weight`, and `NAME.bias` if it has one: (B, H, W, I) to (B, OH, OW, `outputs`).
+    /// Applies `NAME.weight`, and `NAME.bias` if there is one: (B, H, W, I) to (B, OH, OW,
+    /// `outputs`).
     pub(super) fn convolution(
         &mut self,
         name: &str,
@@ -110,8 +111,8 @@ impl<'a> Draft<'a> {
         self.windows(name, x, window, bias, file_shape)
     }
 
-    /// A dense layer over all positions and channels: (B, H, W, I) to (B, 1, 1, `outputs`). PyTorch has a linear layer here,
-    /// behind a `flatten` of (I, H, W).
+    /// A dense layer over all positions and channels: (B, H, W, I) to (B, 1, 1, `outputs`). In
+    /// PyTorch, this is a linear layer after a `flatten` of (I, H, W).
     pub(super) fn dense(
         &mut self,
         name: &str,
@@ -155,7 +156,7 @@ impl<'a> Draft<'a> {
         parameter
     }
 
-    /// Batch norm, the sum with `addend`, and an activation.
+    /// Batch norm, then the sum with `addend`, then an activation.
     pub(super) fn norm(
         &mut self,
         name: &str,
@@ -188,7 +189,7 @@ impl<'a> Draft<'a> {
         self.apply(name, Op::Activation { x, function: ActivationFunction::Relu })
     }
 
-    /// The largest of squares that do not overlap.
+    /// Max-pooling over squares that do not overlap.
     pub(super) fn max_pool(
         &mut self,
         name: &str,
@@ -198,7 +199,7 @@ impl<'a> Draft<'a> {
         self.apply(name, Op::MaxPool { x, window: Window::square(side, side, 0) })
     }
 
-    /// `x` with a share of its elements dropped in training.
+    /// `x` with dropout in training.
     pub(super) fn dropped(
         &mut self,
         name: &str,
@@ -212,7 +213,8 @@ impl<'a> Draft<'a> {
         self.apply(name, Op::Dropout { x, random, addend: None, rate, stream: 0 })
     }
 
-    /// The cross-entropy of `x` (B, C) times `weight` (classes, C), and how many of the targets have the highest score.
+    /// The cross-entropy of `hidden` (B, C) times `weight` (classes, C), and the number of correct
+    /// predictions.
     pub(super) fn loss(
         &mut self,
         hidden: TensorId,
@@ -239,12 +241,12 @@ impl<'a> Draft<'a> {
         Ok(results)
     }
 
-    /// The section, which passes on `hidden`.
+    /// Finishes a section that outputs `hidden`.
     pub(super) fn hand_on(self, hidden: TensorId) -> (Section, Vec<Stored>) {
         (self.builder.hand_on_all(vec![Carried::new(HIDDEN, hidden)]), self.stored)
     }
 
-    /// The last section, with its results.
+    /// Finishes the last section, with its results.
     pub(super) fn finish(self, results: Vec<(String, TensorId)>) -> (Section, Vec<Stored>) {
         (Section { results, ..self.builder.hand_on_all(Vec::new()) }, self.stored)
     }

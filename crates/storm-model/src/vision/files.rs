@@ -1,4 +1,4 @@
-//! Image classifiers on the disk: config.json, and model.safetensors with PyTorch's names and shapes.
+//! Image classifiers on disk: config.json, and model.safetensors with PyTorch's names and shapes.
 
 use super::{IMAGE_MODEL_TYPE, ImageConfig, parameters};
 use crate::hf::{parse_json, read_capped, save_parts};
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
-/// A config of an image classifier is a few hundred bytes long.
+/// The config of an image classifier has a few hundred bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 16;
 
-/// A saved image classifier, whose tensors are known to be those of its config.
+/// A saved image classifier whose tensors match its config.
 #[derive(Debug)]
 pub struct ImageDirectory {
     path: PathBuf,
@@ -25,7 +25,7 @@ pub struct ImageDirectory {
     weights: SafetensorsFile,
 }
 
-/// All that is read of a config.json to see what it is of.
+/// The part of a config.json that identifies the kind of model.
 #[derive(Deserialize)]
 struct Kind {
     #[serde(default)]
@@ -33,7 +33,7 @@ struct Kind {
 }
 
 impl ImageDirectory {
-    /// Whether a directory says that it holds an image classifier.
+    /// Whether the config.json of a directory describes an image classifier.
     pub fn is_one(path: &Path) -> bool {
         let bytes = read_capped(&path.join(CONFIG), "config.json", CONFIG_BYTES_MAX);
         let kind = bytes.ok().and_then(|bytes| serde_json::from_slice::<Kind>(&bytes).ok());
@@ -43,7 +43,7 @@ impl ImageDirectory {
     /// Reads the config of an image classifier.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// It cannot be read, or is not the config of an image classifier.
     pub fn read_config(path: &Path) -> Result<ImageConfig, ModelError> {
         let path = path.join(CONFIG);
         let bytes = read_capped(&path, "config.json", CONFIG_BYTES_MAX)?;
@@ -52,10 +52,10 @@ impl ImageDirectory {
         Ok(config)
     }
 
-    /// Opens a directory. Weights are read when they are asked for.
+    /// Opens a directory. Weights are read on demand.
     ///
     /// # Errors
-    /// The config is not valid, or a tensor is missing, superfluous or of another shape.
+    /// The config is not valid, or a tensor is missing, extra or of the wrong shape.
     pub fn open(path: &Path) -> Result<ImageDirectory, ModelError> {
         let config = ImageDirectory::read_config(path)?;
         let weights = SafetensorsFile::open(&path.join(WEIGHTS))?;
@@ -70,7 +70,7 @@ impl ImageDirectory {
                 return Err(ModelError::WrongLength { what, name, got, expected });
             }
         }
-        // PyTorch also counts the batches that a norm has seen, which nothing here reads.
+        // PyTorch also stores the number of batches that a norm has seen, which is not used here.
         let names = weights.tensors().keys().filter(|name| !name.ends_with(".num_batches_tracked"));
         let (got, expected) = (names.count(), expected.count());
         if got != expected {
@@ -80,12 +80,12 @@ impl ImageDirectory {
         Ok(ImageDirectory { path: path.to_owned(), config, weights })
     }
 
-    /// What the model is.
+    /// The model's config.
     pub fn config(&self) -> &ImageConfig {
         &self.config
     }
 
-    /// Where it is.
+    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -120,7 +120,7 @@ impl ParameterSource for ImageDirectory {
     }
 }
 
-/// Saves an image classifier; see [`AnyModel::save`](crate::AnyModel::save).
+/// Saves an image classifier, see [`AnyModel::save`](crate::AnyModel::save).
 pub(crate) fn save<E, P>(
     output: &Path,
     config: &ImageConfig,
@@ -135,7 +135,7 @@ where
     let Ok(Value::Object(map)) = serde_json::to_value(config) else {
         unreachable!("a config is numbers and names");
     };
-    // One file, whatever its size: a few lines of PyTorch load it.
+    // One file of any size, so that a few lines of PyTorch can load it.
     let options = SaveOptions { shard_bytes: u64::MAX, source: None, ..options.clone() };
     save_parts(output, map, &parameters(config), &options, provider)
 }

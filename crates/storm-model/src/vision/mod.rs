@@ -1,4 +1,4 @@
-//! Image classifiers: small convolutional networks and residual networks for small pictures.
+//! Image classifiers: small convolutional networks and residual networks for small images.
 
 mod build;
 mod config;

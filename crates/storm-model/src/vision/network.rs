@@ -1,4 +1,5 @@
-//! The networks, stage by stage. Each is written once: what it computes, and how its parameters are stored.
+//! The networks, stage by stage. Each is defined once: its computation, and how its parameters are
+//! stored.
 
 use super::ImageConfig;
 use super::config::ImageNetwork;
@@ -8,7 +9,7 @@ use crate::{BuildOptions, ModelOutput};
 use std::ops::Range;
 use storm_graph::{GraphError, NormActivation, Op, Section, Shape, Stage, TensorId, Window};
 
-/// A network as templates and stages, with how the parameters of each template are stored.
+/// A network as templates and stages, and how the parameters of each template are stored.
 pub(super) struct Network {
     pub(super) sections: Vec<Section>,
     pub(super) stored: Vec<Vec<Stored>>,
@@ -75,7 +76,7 @@ impl<'b> Builder<'b> {
             let x = draft.hidden();
             let window = Window::square(3, 1, 1);
             let x = draft.convolution(&format!("{name}.conv"), x, width, window, Bias::None)?;
-            // The largest of normalized values: the same order as PyTorch's networks of this kind have.
+            // Pool after the norm, like other PyTorch networks of this kind.
             let x = draft.norm(&format!("{name}.norm"), x, None, NormActivation::Relu)?;
             let mut x = draft.max_pool(&format!("{name}.pool"), x, 2)?;
             if stage != 2 {
@@ -105,7 +106,8 @@ impl<'b> Builder<'b> {
         self.once(draft, x);
         for (index, &width) in widths.iter().enumerate() {
             let series = format!("layer{}", index + 1);
-            // The first block of a stage changes the form of its input, except in the first stage; the others are alike.
+            // The first block of a stage changes the shape of its input, except in the first stage.
+            // The others are equal.
             let changed = usize::from(index > 0);
             if changed == 1 {
                 let (draft, x) = self.basic_block(&series, width, 2)?;
@@ -125,7 +127,8 @@ impl<'b> Builder<'b> {
         self.head("fc", None)
     }
 
-    /// Two convolutions beside a shortcut: the input itself, or a 1×1 convolution of it where its form changes.
+    /// Two convolutions and a shortcut: the input itself, or a 1×1 convolution of it if its shape
+    /// changes.
     fn basic_block(
         &self,
         name: &str,
@@ -151,7 +154,7 @@ impl<'b> Builder<'b> {
         Ok((draft, y))
     }
 
-    /// The linear head, and what the program yields.
+    /// The linear head and the program's output.
     fn head(&mut self, name: &str, scale: Option<f32>) -> Result<(), GraphError> {
         let mut draft = self.draft(name);
         let x = draft.hidden();
@@ -183,14 +186,14 @@ impl<'b> Builder<'b> {
         Draft::new(name, self.config, self.options, before)
     }
 
-    /// The section runs once.
+    /// Adds a section that runs once.
     fn once(&mut self, draft: Draft<'b>, hidden: TensorId) {
         let template = draft.hand_on(hidden);
         self.stages.push(Stage::once(template.0.name.clone(), self.templates.len()));
         self.templates.push(template);
     }
 
-    /// The section is these blocks of a series.
+    /// Adds a section for these blocks of a series.
     fn part_of(&mut self, series: &str, draft: Draft<'b>, hidden: TensorId, blocks: Range<usize>) {
         self.stages.push(Stage::part_of(series, self.templates.len(), blocks));
         self.templates.push(draft.hand_on(hidden));

@@ -1,4 +1,4 @@
-//! The parameters of an image classifier, and how PyTorch stores each.
+//! The parameters of an image classifier, and how PyTorch stores them.
 
 use super::ImageConfig;
 use super::network::{Network, network};
@@ -8,25 +8,25 @@ use storm_graph::DType;
 /// How a parameter of a template is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stored {
-    /// In the template, and in the file behind the name of the block.
+    /// Name in the template. In the file, the block's name precedes it.
     pub(super) name: String,
-    /// In the program: (O, KH·KW·I) of a convolution.
+    /// Shape in the program: (O, KH·KW·I) for a convolution.
     pub(super) shape: Vec<usize>,
-    /// In the file: (O, I, KH, KW) of a convolution.
+    /// Shape in the file: (O, I, KH, KW) for a convolution.
     pub(super) file_shape: Vec<usize>,
     pub(super) order: StoredOrder,
 }
 
 impl Stored {
-    /// One that is the same in both.
+    /// A parameter with the same shape in both.
     pub(super) fn plain(name: String, shape: &[usize]) -> Stored {
         let (shape, file_shape) = (shape.to_vec(), shape.to_vec());
         Stored { name, shape, file_shape, order: StoredOrder::Rows }
     }
 }
 
-/// Every parameter of a validated config with its full name, running statistics included, in the order of the forward
-/// pass. Names are those of PyTorch's modules.
+/// Every parameter of a validated config with its full name, including running statistics, in the
+/// order of the forward pass. Names are those of PyTorch's modules.
 pub(crate) fn parameters(config: &ImageConfig) -> Vec<ParameterSpec> {
     let options = BuildOptions::training(1, 1, DType::F32);
     let Network { stored: templates, stages, .. } = network(config, &options)

@@ -1,16 +1,16 @@
-//! Image classifiers by name, for pictures of 32×32.
+//! Image classifiers by name, for 32×32 images.
 
 use super::{ImageConfig, ImageNetwork};
 
 const NAMES: [&str; 3] = ["small-cnn", "resnet-9", "resnet-18"];
 
-/// The names that [`image_preset`] knows.
+/// The names that [`image_preset`] accepts.
 pub fn image_preset_names() -> impl Iterator<Item = &'static str> {
     NAMES.into_iter()
 }
 
-/// The image classifier of this name, for RGB pictures of 32×32 and ten classes; none if there is no such. Case does not
-/// matter.
+/// The image classifier with this name, for 32×32 RGB images and ten classes. `None` if there is
+/// none. Case is ignored.
 pub fn image_preset(name: &str) -> Option<ImageConfig> {
     let network = match NAMES.into_iter().find(|known| known.eq_ignore_ascii_case(name))? {
         "small-cnn" => {
