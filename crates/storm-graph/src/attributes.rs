@@ -1,27 +1,27 @@
-//! What ops are told besides their operands.
+//! Attributes of ops.
 
 use std::sync::Arc;
 
-/// A target that costs nothing: padding, prompts.
+/// A target that does not count in the loss: padding, prompts.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// Where a matrix lies in a larger one, and what it is multiplied by there.
+/// The place of a matrix in a larger one, and its factor there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockPlace {
     /// First row.
     pub row: usize,
     /// First column.
     pub column: usize,
-    /// Of every element.
+    /// Factor of every element.
     pub factor: f32,
 }
 
-/// How heads lie in a packed row of queries, keys and values.
+/// The layout of heads in a packed row of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadLayout {
     /// Number of query heads, a multiple of `key_value_heads`.
     pub query_heads: usize,
-    /// Number of key heads, and of value heads.
+    /// Number of key heads, which equals that of value heads.
     pub key_value_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
@@ -33,12 +33,12 @@ impl HeadLayout {
         (self.query_heads + 2 * self.key_value_heads) * self.head_dim
     }
 
-    /// Width of the queries, and of the attention's result.
+    /// Width of the queries, and of the attention output.
     pub fn query_width(&self) -> usize {
         self.query_heads * self.head_dim
     }
 
-    /// Width of the keys and values, as a cache holds them.
+    /// Width of the keys and values, as stored in a cache.
     pub fn key_value_width(&self) -> usize {
         2 * self.key_value_heads * self.head_dim
     }
@@ -49,27 +49,27 @@ impl HeadLayout {
     }
 }
 
-/// Which keys a query sees.
+/// Which keys a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// Those at its own position and before.
     Causal,
     /// All.
     Full,
-    /// Those at its own position and before, so many in all at most.
+    /// Those at its own position and before, up to a maximum number.
     Sliding {
-        /// How many keys a query sees, its own included.
+        /// Maximum number of keys, including its own.
         window: usize,
     },
 }
 
 impl Mask {
-    /// Whether keys after their query are hidden.
+    /// Whether keys after their query are masked.
     pub fn is_causal(self) -> bool {
         self != Mask::Full
     }
 
-    /// How many keys a query sees at most, its own included; none if there is no such limit.
+    /// Maximum number of keys of a query, including its own. `None` if unlimited.
     pub fn window(self) -> Option<usize> {
         match self {
             Mask::Sliding { window } => Some(window),
@@ -85,13 +85,13 @@ pub enum ActivationFunction {
     Gelu,
     /// `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
     GeluTanh,
-    /// `x` where it is positive, else 0.
+    /// `max(x, 0)`.
     Relu,
     /// `x · sigmoid(x)`.
     Silu,
 }
 
-/// What a norm subtracts and divides by.
+/// The statistics that a norm uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormKind {
     /// Mean and standard deviation.
@@ -100,35 +100,36 @@ pub enum NormKind {
     Rms,
 }
 
-/// What a norm of channels applies to its result, in the same pass.
+/// The activation that a norm of channels applies to its result, in the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormActivation {
     /// Nothing.
     None,
-    /// Negative values become 0.
+    /// `max(x, 0)`.
     Relu,
 }
 
-/// Whether a backward op also makes the gradients of its parameters. Frozen ones skip them.
+/// Whether a backward op also computes the gradients of its parameters. Frozen parameters skip
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterGradients {
-    /// Make them.
+    /// Compute them.
     Compute,
-    /// Leave them out.
+    /// Skip them.
     Skip,
 }
 
-/// Which way [`Op::Rotary`](crate::Op::Rotary) turns; its backward is the other way.
+/// The direction of [`Op::Rotary`](crate::Op::Rotary). Its backward uses the opposite one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RotaryDirection {
-    /// By the position's angle.
+    /// Rotates by the position's angle.
     Forward,
-    /// Back by it.
+    /// Rotates back by that angle.
     Inverse,
 }
 
 impl RotaryDirection {
-    /// The other way.
+    /// The opposite direction.
     pub fn reversed(self) -> RotaryDirection {
         match self {
             RotaryDirection::Forward => RotaryDirection::Inverse,
@@ -137,18 +138,19 @@ impl RotaryDirection {
     }
 }
 
-/// What a rotary table is made of. How the angles come about is the model's business.
+/// The frequencies of a rotary table. The model computes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryFrequencies {
     /// Angle per position of each pair.
     pub inverse_wavelengths: Arc<[f32]>,
-    /// Cosines and sines are multiplied by this.
+    /// Factor applied to cosines and sines.
     pub factor: f32,
 }
 
 impl RotaryFrequencies {
-    /// Wavelengths in a geometric series with base `theta`, for all `head_dim / 2` pairs of a head; rounded to
-    /// f32 where `transformers` rounds, so that positions in the thousands give the same angles.
+    /// Wavelengths in a geometric series with base `theta`, for all `head_dim / 2` pairs of a head.
+    /// They are rounded to f32 where `transformers` rounds, so that angles match even for positions
+    /// in the thousands.
     pub fn plain(theta: f64, head_dim: usize) -> RotaryFrequencies {
         let angle = |pair: usize| {
             let exponent = (2 * pair) as f32 / head_dim as f32;
@@ -158,17 +160,17 @@ impl RotaryFrequencies {
         RotaryFrequencies { inverse_wavelengths, factor: 1.0 }
     }
 
-    /// How many pairs of a head are turned.
+    /// Number of rotated pairs of a head.
     pub fn pairs(&self) -> usize {
         self.inverse_wavelengths.len()
     }
 }
 
-/// How the backward pass sees an activation that the forward pass made. It is part of what a step computes, so it
-/// depends on no decision about memory.
+/// How the backward pass reads an activation of the forward pass. It affects the results of a step,
+/// so it never depends on decisions about memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActivationCodec {
-    /// As it was made.
+    /// Unchanged.
     #[default]
     None,
     /// Rounded to 8 bits in groups of [`QUANTIZED_GROUP`](crate::QUANTIZED_GROUP), see
@@ -176,80 +178,81 @@ pub enum ActivationCodec {
     Int8,
 }
 
-/// Whether the gradient of a gated unit also yields what the unit made.
+/// Whether the gradient of a gated unit also computes the unit's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnitOutput {
     /// The backward pass reads it.
     Compute,
-    /// Nothing does, as with a frozen projection behind the unit.
+    /// It is not read, because the projection after the unit is frozen.
     Skip,
 }
 
-/// How an updated f32 value is stored in a narrower parameter.
+/// How an updated f32 value is rounded to a narrower parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest, ties to even.
     Nearest,
-    /// Up or down at random, in proportion, so that small updates count on average.
+    /// Up or down at random, in proportion, so that small updates have an effect on average.
     Stochastic,
 }
 
-/// The constants of AdamW; the learning rate changes by step and is not among them.
+/// The hyperparameters of AdamW, without the learning rate, which changes by step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWParameters {
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub epsilon: f32,
-    /// Decoupled weight decay, times the learning rate.
+    /// Decoupled weight decay, multiplied by the learning rate.
     pub weight_decay: f32,
 }
 
-/// The constants of stochastic gradient descent.
+/// The hyperparameters of stochastic gradient descent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdParameters {
-    /// How much of the momentum a step keeps; 0 is none, and no state.
+    /// Momentum factor. 0 means no momentum and no state.
     pub momentum: f32,
-    /// What a step follows.
+    /// The direction of a step.
     pub direction: MomentumDirection,
-    /// Added to the gradient, times the parameter. Without momentum that is decoupled weight decay.
+    /// Weight decay: this times the parameter is added to the gradient. Without momentum, this
+    /// equals decoupled weight decay.
     pub weight_decay: f32,
 }
 
 impl SgdParameters {
-    /// Without momentum.
+    /// SGD without momentum.
     pub fn plain(weight_decay: f32) -> SgdParameters {
         SgdParameters { momentum: 0.0, direction: MomentumDirection::Momentum, weight_decay }
     }
 
-    /// Whether there is a momentum to keep.
+    /// Whether it uses momentum.
     pub fn has_momentum(&self) -> bool {
         self.momentum != 0.0
     }
 }
 
-/// What a step of [`Op::Sgd`](crate::Op::Sgd) with momentum follows.
+/// The direction of a step of [`Op::Sgd`](crate::Op::Sgd) with momentum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MomentumDirection {
     /// The momentum.
     Momentum,
-    /// The gradient and the momentum as the next step would keep it.
+    /// Nesterov: the gradient plus the decayed momentum.
     Nesterov,
 }
 
-/// Whether a loss also says which rows are right.
+/// Whether a loss also computes which rows are correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accuracy {
-    /// It does.
+    /// Compute it.
     Compute,
-    /// It does not.
+    /// Skip it.
     Skip,
 }
 
-/// The per-step scalars that optimizer ops read: they live in device memory, so that a prepared
-/// instruction serves every step.
+/// The per-step scalars that optimizer ops read. They are in device memory, so that a prepared
+/// instruction can be reused for every step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepScalars {
     /// Learning rate of this step.
@@ -264,16 +267,16 @@ impl StepScalars {
     /// Number of f32 elements in the device tensor.
     pub const LEN: usize = 3;
 
-    /// No update: with these an update leaves everything as it is, whatever the gradients are.
+    /// No update: parameters and state stay unchanged, whatever the gradients.
     pub const NONE: StepScalars =
         StepScalars { learning_rate: 0.0, first_correction: 0.0, second_correction: 0.0 };
 
-    /// Whether these are of no update. A correction of zero occurs in no other.
+    /// Whether this is `NONE`. No other value has a correction of zero.
     pub fn is_none(&self) -> bool {
         self.first_correction == 0.0
     }
 
-    /// For update number `update` (the first is 1).
+    /// Scalars of AdamW for update number `update` (the first is 1).
     pub fn adamw(learning_rate: f32, hyper: &AdamWParameters, update: u32) -> StepScalars {
         let correction = |beta: f32| {
             (1.0 - f64::from(beta).powi(i32::try_from(update).unwrap_or(i32::MAX))) as f32
@@ -285,34 +288,34 @@ impl StepScalars {
         }
     }
 
-    /// For [`Op::Sgd`](crate::Op::Sgd), which corrects nothing.
+    /// Scalars of [`Op::Sgd`](crate::Op::Sgd), which has no bias correction.
     pub fn sgd(learning_rate: f32) -> StepScalars {
         StepScalars { learning_rate, first_correction: 1.0, second_correction: 1.0 }
     }
 
-    /// In the order of the device tensor.
+    /// The values in the order of the device tensor.
     pub fn to_array(self) -> [f32; StepScalars::LEN] {
         [self.learning_rate, self.first_correction, self.second_correction]
     }
 }
 
-/// How attention over a cache may be computed in parts, each by itself: a function of the positions that there are, so
-/// that a result does not depend on how many of them are in use.
+/// How attention over a cache is split into independent parts. It depends only on the cache size,
+/// so that a result does not depend on how many positions are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheParts {
-    /// How many parts there are.
+    /// Number of parts.
     pub count: usize,
-    /// Positions of a part; the last may have fewer.
+    /// Positions per part. The last one may have fewer.
     pub keys: usize,
 }
 
 impl CacheParts {
-    /// The most parts that there are: their sums take memory.
+    /// Maximum number of parts, because their sums take memory.
     pub const MAX: usize = 64;
-    /// Positions of a part are a multiple of this.
+    /// The positions per part are a multiple of this.
     const UNIT: usize = 64;
 
-    /// For a cache of so many positions.
+    /// The parts of a cache with this many positions.
     pub fn of(window: usize) -> CacheParts {
         let keys = window.div_ceil(Self::UNIT * Self::MAX).max(1) * Self::UNIT;
         CacheParts { count: window.div_ceil(keys), keys }

@@ -1,73 +1,74 @@
-//! What happens to the pictures of a training step, as a function of the run's seed, the epoch and the sample.
+//! Augmentation of training images, as a function of the run's seed, the epoch and the sample.
 
 use crate::random::{PhaseWords, Purpose, Seed, Stream, words};
 use std::sync::Arc;
 
-/// Words of a sample: low and high half of its id, and its epoch.
+/// Words of a sample: the low and high half of its ID, and its epoch.
 pub const SAMPLE_WORDS: usize = 3;
 
-/// How [`Op::Augment`](crate::Op::Augment) changes pictures.
+/// Settings of [`Op::Augment`](crate::Op::Augment).
 #[derive(Clone, Debug, PartialEq)]
 pub struct AugmentSettings {
-    /// Of each channel, where 255 is 1.
+    /// Mean of each channel, where 255 is 1.
     pub mean: Arc<[f32]>,
-    /// Of each channel, where 255 is 1.
+    /// Standard deviation of each channel, where 255 is 1.
     pub deviation: Arc<[f32]>,
-    /// Whether pictures are mirrored.
+    /// Whether images are mirrored.
     pub flip: Flip,
-    /// Pixels that are added on each side before the picture is cut out again, anywhere.
+    /// Pixels of padding on each side before a random crop to the original size.
     pub padding: usize,
-    /// What they show.
+    /// The content of the padding.
     pub border: Border,
-    /// Side of a square around a random pixel that becomes 0 after normalizing; 0 for none. What is outside of the picture is
-    /// lost.
+    /// Side of a square around a random pixel that is set to 0 after normalization. 0 for none. The
+    /// square is clipped at the edges of the image.
     pub cutout: usize,
 }
 
-/// Whether pictures are mirrored.
+/// Whether images are mirrored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flip {
     /// Never.
     Never,
-    /// Left to right, every second one at random.
+    /// Left to right, with probability 1/2.
     Horizontal,
 }
 
-/// What lies beyond the edge of a picture.
+/// The content of the padding around an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Border {
-    /// Pixels of value 0 before normalizing.
+    /// Pixels of value 0 before normalization.
     Black,
-    /// The picture, mirrored at its outermost pixels.
+    /// The image, mirrored at its outermost pixels.
     Reflect,
 }
 
-/// What happens to one picture.
+/// The augmentation of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Whether it is mirrored.
     pub flips: bool,
-    /// Where in the padded picture the first row is cut out; the padding is in the middle.
+    /// First row of the crop in the padded image. A value equal to the padding means no shift.
     pub top: usize,
-    /// Likewise, the first column.
+    /// First column of the crop, likewise.
     pub left: usize,
-    /// The pixel that is cut out with those around it: row and column.
+    /// The center of the cutout: row and column.
     pub hole: [usize; 2],
 }
 
 impl AugmentSettings {
-    /// More channels are refused.
+    /// Maximum number of channels.
     pub const CHANNELS_MAX: usize = 4;
-    /// Larger pictures are refused: places are drawn with 16 bits.
+    /// Maximum side of an image, because positions are drawn with 16 bits.
     pub const SIDE_MAX: usize = 1 << 15;
 
-    /// Normalizing is one product and one sum, each rounded to f32: (factor, summand) of a channel.
+    /// The (factor, summand) that normalize a channel: one product and one sum, each rounded to
+    /// f32.
     pub fn normalization(&self, channel: usize) -> (f32, f32) {
         let (mean, deviation) = (f64::from(self.mean[channel]), f64::from(self.deviation[channel]));
         ((1.0 / (255.0 * deviation)) as f32, (-mean / deviation) as f32)
     }
 
-    /// What happens to a sample of `height` by `width` pixels; an evaluation changes nothing.
+    /// The augmentation of a sample of `height` by `width` pixels. `None` in an evaluation.
     pub fn change(
         &self,
         phase: PhaseWords,
@@ -78,7 +79,7 @@ impl AugmentSettings {
         let seed = Seed { seed: phase.seed, step: epoch };
         let id = u64::from(low) | u64::from(high) << 32;
         let drawn = words(seed, Purpose::Augmentation, Stream { tensor: 0, layer: 0 }, id);
-        // The upper bits of a word times a range, without the lower 32 or 16 bits, is below the range.
+        // A random word times a range, shifted right by the word's bits, is less than the range.
         let offset = |word: u32| ((u64::from(word) * (2 * self.padding as u64 + 1)) >> 32) as usize;
         let place = |bits: u32, range: usize| (bits as usize * range) >> 16;
         phase.training.then_some(Change {
@@ -91,7 +92,7 @@ impl AugmentSettings {
 }
 
 impl Change {
-    /// Whether a pixel of the result is in the square of side `cutout`.
+    /// Whether a pixel of the result is in the cutout, a square with side `cutout`.
     #[inline]
     pub fn cuts(&self, cutout: usize, row: usize, column: usize) -> bool {
         let within = |at: usize, middle: usize| {
@@ -103,7 +104,8 @@ impl Change {
 }
 
 impl Border {
-    /// The pixel that is shown at `at` places after `padding` places before the first of `count`; none if it is black.
+    /// The source index of position `at` on an axis with `count` pixels and `padding` before the
+    /// first. `None` if it is black.
     #[inline]
     pub fn pixel(self, at: usize, padding: usize, count: usize) -> Option<usize> {
         let place = at as isize - padding as isize;

@@ -1,4 +1,4 @@
-//! Reverse-mode differentiation: appends the backward nodes to the graph of the forward pass.
+//! Reverse-mode differentiation: appends backward nodes to the graph of the forward pass.
 
 use crate::graph::{Node, Phase};
 use crate::ops;
@@ -10,8 +10,8 @@ use crate::{
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// How the gradient of a parameter is stored in a program that stores gradients as `usual`: one that is kept in f32
-/// beside bf16 weights has a gradient in f32.
+/// The dtype of a parameter's gradient in a program that stores gradients as `usual`. A parameter
+/// stored in f32 among bf16 weights has an f32 gradient.
 pub fn parameter_gradient_dtype(parameter: &Tensor, usual: DType) -> DType {
     if parameter.dtype == DType::F32 { DType::F32 } else { usual }
 }
@@ -19,20 +19,21 @@ pub fn parameter_gradient_dtype(parameter: &Tensor, usual: DType) -> DType {
 /// What to differentiate.
 #[derive(Clone, Debug)]
 pub struct GradientRequest {
-    /// Results whose gradients are given: (result, gradient). A gradient is like its result.
+    /// Results whose gradients are given: (result, gradient). A gradient has the shape and dtype of
+    /// its result.
     pub seeds: Vec<(TensorId, TensorId)>,
     /// Tensors, besides trainable parameters, whose gradients are needed.
     pub wanted: Vec<TensorId>,
-    /// For a parameter, the tensor that its gradient is added to, in place.
+    /// For a parameter, the tensor to which its gradient is added in place.
     pub accumulators: BTreeMap<TensorId, TensorId>,
-    /// How gradients of parameters are stored.
+    /// The dtype of parameter gradients.
     pub gradient_dtype: DType,
 }
 
-/// Adds the nodes that compute the requested gradients, in [`Phase::Backward`], and returns the
-/// gradient of each trainable parameter and wanted tensor that the seeds reach.
+/// Adds nodes that compute the requested gradients, in [`Phase::Backward`]. Returns the gradient of
+/// each trainable parameter and wanted tensor that the seeds reach.
 ///
-/// Nothing is computed for frozen parameters or for anything that only they depend on.
+/// Nothing is computed for frozen parameters, or for tensors that depend only on them.
 ///
 /// # Errors
 /// A gradient is needed through an op that has none, or a seed does not match its result.
@@ -91,8 +92,8 @@ pub fn differentiate(
         .collect())
 }
 
-/// Which tensors need a gradient: trainable parameters, those asked for, and all floats that depend
-/// on them. Codes of 8-bit floats count as what they stand for.
+/// Which tensors need a gradient: trainable parameters, the wanted ones, and all floats that depend
+/// on them. 8-bit float codes count as floats.
 pub(crate) fn find_wanted(graph: &Graph, wanted: &[TensorId]) -> Vec<bool> {
     let mut wants: Vec<bool> = graph
         .tensors()
@@ -118,7 +119,7 @@ struct State {
     accumulators: BTreeMap<TensorId, TensorId>,
     gradient_dtype: DType,
     wants: Vec<bool>,
-    /// The gradient of each forward tensor, as far as it is summed up.
+    /// The gradient of each forward tensor, as accumulated so far.
     gradients: Vec<Option<TensorId>>,
 }
 
@@ -128,12 +129,12 @@ pub(crate) struct Backward<'a> {
     name: &'a str,
     op: &'a Op<TensorId>,
     outputs: &'a [TensorId],
-    /// Outputs whose gradient the rule has read, a bit each.
+    /// Bit mask of the outputs whose gradient the rule has read.
     consulted: Cell<u32>,
     state: &'a mut State,
 }
 
-/// Where and how the gradient of a parameter is to be stored.
+/// Where and how to store the gradient of a parameter.
 #[derive(Clone, Copy)]
 pub(crate) struct ParameterSlot {
     pub(crate) accumulator: Option<TensorId>,
@@ -150,13 +151,13 @@ impl Backward<'_> {
         self.outputs
     }
 
-    /// The op that makes a tensor, and its outputs; none for tensors from outside.
+    /// The op that produces a tensor, and its outputs. `None` for tensors from outside.
     pub(crate) fn producer(&self, id: TensorId) -> Option<(&Op<TensorId>, &[TensorId])> {
         let node = &self.graph.nodes()[self.graph.producer(id)?];
         Some((&node.op, &node.outputs))
     }
 
-    /// The whole gradient of an output; none if nothing depends on it.
+    /// The complete gradient of an output. `None` if nothing depends on it.
     pub(crate) fn output_gradient(&self, output: usize) -> Option<TensorId> {
         self.consulted.set(self.consulted.get() | 1 << output);
         self.state.gradients[self.outputs[output].index()]
@@ -172,17 +173,17 @@ impl Backward<'_> {
         suffix: &str,
         op: Op<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
-        // Overwritten operands are resolved when all nodes exist.
+        // Overwritten operands are resolved once all nodes exist.
         self.graph.append(&format!("{}.{suffix}", self.name), op)
     }
 
-    /// Takes the gradient summed so far: the rule adds it inside its own kernel and passes
-    /// the result to [`Backward::add_gradient`].
+    /// Takes the gradient accumulated so far. The rule adds it inside its own kernel and passes the
+    /// result to [`Backward::add_gradient`].
     pub(crate) fn take_gradient(&mut self, id: TensorId) -> Option<TensorId> {
         if self.is_parameter(id) { None } else { self.state.gradients[id.index()].take() }
     }
 
-    /// Adds a contribution to an operand's gradient; ignored if that gradient is not needed.
+    /// Adds a contribution to an operand's gradient. Does nothing if that gradient is not needed.
     pub(crate) fn add_gradient(
         &mut self,
         id: TensorId,
@@ -192,7 +193,8 @@ impl Backward<'_> {
             return Ok(());
         }
         if self.is_parameter(id) {
-            // The contribution may be shared with other gradients; a parameter's is summed in place.
+            // A parameter's gradient is accumulated in place, but the contribution may be shared
+            // with others.
             return Err(self.misused_parameter(id));
         }
         let sum = match self.state.gradients[id.index()] {
@@ -203,8 +205,8 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Where a rule that sums into a weight's gradient puts it. For anything but a parameter it is
-    /// a fresh tensor: only a parameter's gradient has its own memory.
+    /// The accumulator and dtype for a rule that accumulates into a weight's gradient. For anything
+    /// but a parameter there is no accumulator: only a parameter's gradient has its own memory.
     pub(crate) fn parameter_accumulator(&self, id: TensorId) -> (Option<TensorId>, DType) {
         if !self.is_parameter(id) {
             return (None, self.copied_dtype(id));
@@ -214,7 +216,7 @@ impl Backward<'_> {
         (accumulator, parameter_gradient_dtype(self.tensor(id), self.state.gradient_dtype))
     }
 
-    /// The gradient of a rounded copy of parameters is not rounded before it reaches them.
+    /// The gradient of a rounded copy of parameters keeps their dtype, to avoid rounding it.
     fn copied_dtype(&self, id: TensorId) -> DType {
         let producer = self.graph.producer(id).map(|node| &self.graph.nodes()[node].op);
         match producer {
@@ -224,7 +226,7 @@ impl Backward<'_> {
     }
 
     /// [`Backward::parameter_accumulator`] for an op that computes several such gradients at once,
-    /// all or none of them.
+    /// either all or none.
     pub(crate) fn parameter_accumulators<const N: usize>(
         &self,
         ids: [Option<TensorId>; N],
@@ -246,7 +248,7 @@ impl Backward<'_> {
         Ok((gradients, slots))
     }
 
-    /// Stores what a rule computed with [`Backward::parameter_accumulator`].
+    /// Stores a gradient computed with [`Backward::parameter_accumulator`].
     pub(crate) fn set_parameter_gradient(
         &mut self,
         id: TensorId,
@@ -274,7 +276,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The input that lists the rows of `ids` in sorted order; the loader provides it.
+    /// The input that lists the rows of `ids` in sorted order. The loader provides it.
     pub(crate) fn sorted_order(&mut self, ids: TensorId) -> Result<TensorId, GraphError> {
         let ids = self.tensor(ids).clone();
         if ids.class != TensorClass::Input {
@@ -294,8 +296,8 @@ impl Backward<'_> {
         }
     }
 
-    /// A rule that never looked at an output's gradient would drop it: statistics such as a norm's
-    /// deviation are for the backward pass alone.
+    /// Checks that the rule has read every output gradient, so that none is dropped. Statistics
+    /// such as a norm's deviation are only for the backward pass and have no gradient.
     fn check_consulted(&self) -> Result<(), GraphError> {
         let dropped = self.outputs.iter().enumerate().find(|(index, output)| {
             self.state.gradients[output.index()].is_some() && self.consulted.get() >> index & 1 == 0
@@ -315,16 +317,17 @@ impl Backward<'_> {
     }
 }
 
-/// The name of the input with the sorted order of the ids named `ids`.
+/// The name of the input with the sorted order of the IDs named `ids`.
 pub fn order_name(ids: &str) -> String {
     format!("{ids}.order")
 }
 
 /// Takes the loss of a training step from [`Op::HeadLossGrad`], which computes the logits anyway:
-/// the forward [`Op::HeadLoss`] is dropped and what depends on it moves after the gradient, whose
-/// node now produces the tensor of row losses.
+/// drops the forward [`Op::HeadLoss`] and moves its dependents after the gradient, whose node now
+/// produces the row losses.
 fn share_logits(graph: &mut Graph) {
-    // Per pair of nodes: outputs of the forward node, and those of the gradient that stand for them.
+    // For each pair of nodes: the forward node's outputs, and the gradient's outputs that replace
+    // them.
     let pairs: Vec<(Vec<TensorId>, Vec<TensorId>)> = graph
         .nodes()
         .iter()
@@ -344,7 +347,7 @@ fn share_logits(graph: &mut Graph) {
             let (made, again) = (&forward.outputs, &node.outputs);
             Some(match accuracy {
                 Accuracy::Skip => (vec![made[0]], vec![again[0]]),
-                // What is right follows the loss, and is the last that the gradient yields.
+                // The correct rows follow the loss, and are the gradient's last output.
                 Accuracy::Compute => (made[..2].to_vec(), vec![again[0], again[again.len() - 1]]),
             })
         })

@@ -1,8 +1,8 @@
-//! Activations that wait for the backward pass in 8 bits.
+//! Activations stored in 8 bits for the backward pass.
 //!
-//! The forward pass of a gated unit stays as it is and makes a code of its operand beside its output. The backward pass
-//! reads the code and nothing else of the unit: it makes the unit's output again from the values that the code stands
-//! for, so that nothing depends on what was kept.
+//! The forward pass of a gated unit is unchanged but also produces a code of its operand. The
+//! backward pass reads only that code: it recomputes the unit's output from the decoded values, so
+//! that the results do not depend on what was kept.
 
 use crate::fuse::{must_keep_order, touches};
 use crate::graph::{Node, Phase};
@@ -12,8 +12,9 @@ use crate::{
     TensorId, UnitOutput,
 };
 
-/// Rewrites a differentiated graph so that the gradients of gated units read codes. How many do. A unit whose operand the
-/// backward pass reads elsewhere, too, stays as it is. None of `results`, which are read after the graph has run, is overwritten.
+/// Rewrites a differentiated graph so that the gradients of gated units read codes. Returns the
+/// number of rewritten units. A unit is unchanged if the backward pass also reads its operand
+/// elsewhere. `results`, which are read after the graph has run, are never overwritten.
 pub fn encode_units(graph: &mut Graph, results: &[TensorId]) -> usize {
     let gradients: Vec<TensorId> = graph
         .nodes()
@@ -26,7 +27,7 @@ pub fn encode_units(graph: &mut Graph, results: &[TensorId]) -> usize {
     coded
 }
 
-/// Lets the node that makes a gradient read a code. Whether it does.
+/// Makes the node that produces a gradient read a code. Returns whether it could.
 fn encode_unit(graph: &mut Graph, gradient: TensorId) -> bool {
     let Some(at) = graph.producer(gradient) else { return false };
     let mut nodes = graph.nodes().to_vec();
@@ -63,8 +64,8 @@ fn encode_unit(graph: &mut Graph, gradient: TensorId) -> bool {
     true
 }
 
-/// Adds the tensor of each unit's code to a graph that is not differentiated yet, so that what the forward pass makes
-/// has the same ids however the graph is differentiated.
+/// Adds the tensor of each unit's code to a graph before differentiation, so that forward tensors
+/// have the same IDs however the graph is differentiated.
 pub(crate) fn reserve_codes(graph: &mut Graph) {
     let units: Vec<TensorId> = graph
         .nodes()
@@ -78,7 +79,7 @@ pub(crate) fn reserve_codes(graph: &mut Graph) {
     }
 }
 
-/// The tensor of the code of the unit that makes `made`: the reserved one, or a new one.
+/// The code tensor of the unit that produces `made`: the reserved one, or a new one.
 fn add_code(graph: &mut Graph, made: TensorId) -> TensorId {
     let code = code_of(graph, made);
     let is_reserved = |&id: &TensorId| graph.producer(id).is_none() && *graph.tensor(id) == code;
@@ -94,7 +95,7 @@ fn code_of(graph: &Graph, made: TensorId) -> Tensor {
     Tensor { name, shape, dtype: DType::U8, class }
 }
 
-/// Backward nodes before the one at `end` that read `tensor` and can run after it, in order.
+/// Backward nodes before the one at `end` that read `tensor` and can be moved after it, in order.
 fn readers_that_can_move(nodes: &[Node], end: usize, tensor: TensorId) -> Vec<usize> {
     let is_reader = |node: &Node| node.phase != Phase::Forward && touches(node, tensor);
     let mut late: Vec<usize> = (0..end).filter(|&index| is_reader(&nodes[index])).collect();
@@ -111,8 +112,9 @@ fn readers_that_can_move(nodes: &[Node], end: usize, tensor: TensorId) -> Vec<us
     }
 }
 
-/// Where the backward pass would make a code only to read it in the next kernel, lets that kernel round the values itself:
-/// the gradient then overwrites the recomputed operand as it does without a codec. Codes that nothing reads are not made.
+/// If the backward pass would produce a code only for the next kernel, makes that kernel round the
+/// values itself. The gradient then overwrites the recomputed operand, as without a codec. Also
+/// removes codes that are never read.
 pub(crate) fn drop_codes(graph: &mut Graph) {
     let makes_code = |node: &Node| matches!(node.op, Op::SwiGluCoded { .. });
     if !graph.nodes().iter().any(makes_code) {

@@ -1,14 +1,14 @@
-//! What ops cost in arithmetic.
+//! The arithmetic cost of ops.
 
 use crate::{Cost, GradientParts, Mask, MomentFormat, Op, ParameterGradients, Planes, Tensor};
 
-/// [`Op::AdamW`] with moments in 8 bits, where rates of kernels are listed.
+/// The name of [`Op::AdamW`] with 8-bit moments in lists of kernel rates.
 pub const ADAMW_INT8: &str = "AdamWInt8";
 
 impl Op<&Tensor> {
-    /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
-    /// two. Everything else moves bytes rather than computes, and counts as none. Causal attention
-    /// counts half of its square, and of that only the band within a window.
+    /// Floating-point operations of the matrix products in the op. A multiply-add counts as two.
+    /// Everything else is memory-bound and counts as none. Causal attention counts half of its
+    /// square, and with a window only the band within it.
     pub fn matrix_flops(&self) -> u128 {
         let product = |m: usize, n: usize, k: usize| 2 * m as u128 * n as u128 * k as u128;
         match self {
@@ -46,16 +46,16 @@ impl Op<&Tensor> {
                 5 * attention_product(qkv, heads.query_width(), *mask)
             }
             _ => {
-                // Only an op that is declared without products may be missing above.
+                // Only ops declared without products may be missing above.
                 debug_assert!(!matches!(self.cost(), Cost::Product | Cost::Logits | Cost::Columns));
                 0
             }
         }
     }
 
-    /// Rows and columns of a product of 8-bit floats, and the length of its sums. None for any other op.
+    /// The extents [m, n, k] of an 8-bit float product. `None` for any other op.
     pub fn fp8_product(&self) -> Option<[usize; 3]> {
-        // The last row of codes has their scale.
+        // The last row of codes contains their scale.
         let (a, b) = match self {
             Op::Fp8Linear { x, weight, .. } => (x, weight),
             Op::Fp8WeightGrad { dy, x, .. } => (dy, x),
@@ -64,8 +64,8 @@ impl Op<&Tensor> {
         Some([a.shape.rows() - 1, b.shape.rows() - 1, a.shape.width()])
     }
 
-    /// The extents of a convolution's product: positions of the window in all images, output channels, and what a window
-    /// covers. None for any other op.
+    /// The extents of a convolution's product: window positions in all images, output channels, and
+    /// elements covered by a window. `None` for any other op.
     pub fn convolution(&self) -> Option<[usize; 3]> {
         match self {
             Op::Conv2d { x, weight, window, .. } => {
@@ -83,8 +83,8 @@ impl Op<&Tensor> {
         }
     }
 
-    /// Whether a convolution copies what its windows cover into columns: not if each position is a product by itself, and
-    /// not on tensor cores.
+    /// Whether a convolution copies the contents of its windows into columns. Pointwise
+    /// convolutions and kernels on tensor cores do not.
     fn needs_columns(&self) -> bool {
         let (input, window, dtype) = match self {
             Op::Conv2d { x, window, .. } | Op::Conv2dWeightGrad { x, window, .. } => {
@@ -104,8 +104,8 @@ impl Op<&Tensor> {
         !window.is_pointwise() && !on_tensor_cores
     }
 
-    /// The name under which its rate is known. Most ops have one kernel; an update of moments in 8 bits has another than one of
-    /// floats.
+    /// The name under which the op's rate is known. Most ops have one kernel. An update with 8-bit
+    /// moments has a different kernel than one with float moments.
     pub fn timed_as(&self) -> &'static str {
         match self {
             Op::AdamW { first_moment, .. } => match MomentFormat::of(first_moment.dtype) {
@@ -116,14 +116,14 @@ impl Op<&Tensor> {
         }
     }
 
-    /// Bytes that the op moves besides what hides behind its arithmetic.
+    /// Bytes that the op moves, without those hidden behind its arithmetic.
     pub fn moved_bytes(&self, outputs: &[&Tensor]) -> usize {
         let written: usize = outputs.iter().map(|tensor| tensor.size_bytes()).sum();
         let operands = || self.operands().into_iter().map(|(_, tensor)| tensor.size_bytes());
         match self.cost() {
             Cost::Product | Cost::View => 0,
             Cost::Logits => match self {
-                // Logits of all rows: written, read, and read and written by the softmax.
+                // The logits of all rows: written, read, and read and written by the softmax.
                 Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => {
                     4 * hidden.shape.rows() * weight.shape.rows() * hidden.dtype.size_bytes()
                 }
@@ -144,14 +144,14 @@ impl Op<&Tensor> {
     }
 }
 
-/// One product of the (T, T) scores with vectors, over all heads.
+/// FLOPs of one product of the (T, T) scores with vectors, over all heads.
 fn attention_product(qkv: &Tensor, query_width: usize, mask: Mask) -> u128 {
     let (rows, time) = (qkv.shape.rows() as u128, qkv.shape.axes()[1] as u128);
     let full = 2 * rows * time * query_width as u128;
     match mask {
         Mask::Full => full,
         Mask::Causal => full / 2,
-        // A band of W below the diagonal: T·W less the corner where it is cut off.
+        // A band of width W below the diagonal: T·W minus the corner where it is cut off.
         Mask::Sliding { window } => {
             let window = (window as u128).min(time);
             rows * window * (2 * time - window) * query_width as u128 / time.max(1)

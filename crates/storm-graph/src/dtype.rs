@@ -1,15 +1,15 @@
 use std::fmt;
 
-/// How one element of a tensor is stored.
+/// The storage type of a tensor's elements.
 ///
-/// Arithmetic is f32 (or wider) everywhere; a dtype says only what memory holds.
+/// Arithmetic is f32 (or wider) everywhere. A dtype only describes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE single precision.
     F32,
     /// The upper half of an f32: 8 exponent bits, 7 mantissa bits.
     BF16,
-    /// Token ids, positions, segment ids, targets.
+    /// Token IDs, positions, segment IDs, targets.
     I32,
     /// Quantized values.
     I8,
@@ -18,7 +18,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes that one element takes.
+    /// Bytes per element.
     pub fn size_bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,

@@ -3,16 +3,16 @@ use std::fmt;
 /// Why a graph could not be built or transformed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GraphError {
-    /// An op refused its operands.
+    /// An op rejected its operands.
     #[error("{op} `{name}`: {problem}{operands}")]
     Operands {
         /// The op's name.
         op: &'static str,
         /// The name given to the node.
         name: String,
-        /// What is wrong and what was expected.
+        /// The problem, and what was expected.
         problem: String,
-        /// What it was given.
+        /// The operands.
         operands: OperandList,
     },
     /// A gradient is needed through an op that has none.
@@ -28,17 +28,17 @@ pub enum GraphError {
         /// The operand that needs a gradient.
         wanted: String,
     },
-    /// A program does not fit together.
+    /// The sections of a program do not match.
     #[error("section `{section}`: {problem}")]
     Section {
         /// The section's name.
         section: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
 
-/// Operands as an error message lists them.
+/// A list of operands for an error message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperandList(pub(crate) Vec<(&'static str, String)>);
 

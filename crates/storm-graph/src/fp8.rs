@@ -1,59 +1,61 @@
-//! Operands of products in 8-bit floats: E4M3 codes with one scale for a whole tensor.
+//! Operands of products in 8-bit floats: E4M3 codes with one scale per tensor.
 //!
-//! A code has a sign, four bits of exponent (bias 7) and three of mantissa. The largest value is 448; there is no
-//! infinity, and `0x7f` and `0xff` are NaN. Values are multiplied by a power of two before they are rounded to the nearest
-//! code, ties to even: the largest power that keeps the largest magnitude of the tensor at 448 or below. So scaling
-//! rounds nothing, no code saturates, and a product of codes times both scales is the product of what the codes stand for,
-//! rounded as if they had been in f32.
+//! A code has a sign, four exponent bits (bias 7) and three mantissa bits. Values go up to 448.
+//! There is no infinity, and `0x7f` and `0xff` are NaN. Values are multiplied by a power of two
+//! before they are rounded to the nearest code, ties to even. It is the largest power that keeps
+//! the tensor's largest magnitude at 448 or below. So scaling is exact, no code saturates, and a
+//! product of codes times both scales equals the product of the decoded values, rounded as in f32.
 //!
-//! A tensor of zeros has scale 1. A tensor with an infinity or NaN has a scale of NaN, so every element of its products is NaN
-//! and the step is cancelled.
+//! A tensor of zeros has scale 1. A tensor with an infinity or NaN has scale NaN, so every element
+//! of its products is NaN and the step is canceled.
 //!
-//! Codes lie as rows of a u8 tensor. One more row follows, which begins with the scale: the f32 that a code is multiplied by
-//! to get its value. The rest of that row is zero.
+//! Codes are stored as rows of a u8 tensor. One more row follows, which begins with the scale: the
+//! f32 factor that converts codes to values. The rest of that row is zero.
 
 use crate::Shape;
 
-/// Rows and columns of operands are multiples of this: tensor cores read 16 bytes at a time.
+/// Rows and columns of operands are multiples of this, because tensor cores read 16 bytes at a
+/// time.
 pub const FP8_MULTIPLE: usize = 16;
 
-/// The largest power of two that values are multiplied by. The scales of two operands multiply to a normal f32.
+/// Exponent of the largest factor. The product of two operands' scales is then a normal f32.
 const EXPONENT_MAX: i32 = 63;
 
-/// Which products read the codes of a tensor (.., K), seen as R rows.
+/// The layout of the codes of a tensor (.., K), viewed as R rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fp8Form {
-    /// (R + 1, K): sums over a row's elements.
+    /// (R + 1, K): for products that sum over a row's elements.
     Rows,
-    /// (K + 1, R), the transpose: sums over rows.
+    /// (K + 1, R), the transpose: for products that sum over rows.
     Columns,
     /// Both, in this order.
     Both,
 }
 
 impl Fp8Form {
-    /// Whether there are codes in rows.
+    /// Whether it includes codes in rows.
     pub fn has_rows(self) -> bool {
         self != Fp8Form::Columns
     }
 
-    /// Whether there are codes in columns.
+    /// Whether it includes codes in columns.
     pub fn has_columns(self) -> bool {
         self != Fp8Form::Rows
     }
 }
 
-/// The shape of the codes of a matrix, with the row of the scale.
+/// The shape of the codes of a matrix, including the row of the scale.
 pub fn fp8_shape(rows: usize, columns: usize) -> Shape {
     Shape::from([rows + 1, columns])
 }
 
-/// Whether a product (rows, inner) · (inner, columns) and its two gradients can be in 8-bit floats: it depends on shapes alone.
+/// Whether a product (rows, inner) · (inner, columns) and its two gradients can use 8-bit floats.
+/// This depends only on shapes.
 pub fn fp8_suits(rows: usize, columns: usize, inner: usize) -> bool {
     [rows, columns, inner].iter().all(|extent| *extent > 0 && extent.is_multiple_of(FP8_MULTIPLE))
 }
 
-/// The exponent of the power of two that the values of a tensor are multiplied by; none if its largest magnitude is not finite.
+/// The exponent of the factor for a tensor's values. `None` if its largest magnitude is not finite.
 fn exponent(largest: f32) -> Option<i32> {
     let bits = largest.to_bits() & 0x7fff_ffff;
     if bits >= 0x7f80_0000 {
@@ -71,17 +73,17 @@ fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((127 + exponent) as u32) << 23)
 }
 
-/// What the values of a tensor are multiplied by before they are rounded, given its largest magnitude.
+/// The factor applied to a tensor's values before rounding, given its largest magnitude.
 pub fn fp8_factor(largest: f32) -> f32 {
     exponent(largest).map_or(f32::NAN, power_of_two)
 }
 
-/// What codes are multiplied by to get values, given the largest magnitude of the tensor.
+/// The factor that converts codes to values, given the tensor's largest magnitude.
 pub fn fp8_scale(largest: f32) -> f32 {
     exponent(largest).map_or(f32::NAN, |exponent| power_of_two(-exponent))
 }
 
-/// The nearest code, ties to even. Magnitudes beyond the largest become the largest; NaN is `0x7f`.
+/// The nearest code, ties to even. Larger magnitudes become the largest code. NaN becomes `0x7f`.
 #[inline(always)]
 pub fn encode_e4m3(value: f32) -> u8 {
     let bits = value.to_bits();
@@ -93,18 +95,19 @@ pub fn encode_e4m3(value: f32) -> u8 {
     if magnitude >= 0x43e0_0000 {
         return sign | 0x7e;
     }
-    // Below 2^-6 codes are multiples of 2^-9. Adding 2^14 leaves these as the last bits of an f32, rounded.
+    // Below 2^-6, codes are multiples of 2^-9. Adding 2^14 rounds to these and puts them in the
+    // last bits of an f32.
     if magnitude < 0x3c80_0000 {
         let rounded = f32::from_bits(magnitude) + 16384.0;
         return sign | (rounded.to_bits() & 0xff) as u8;
     }
     let odd = magnitude >> 20 & 1;
     let rounded = (magnitude + 0x0007_ffff + odd) >> 20;
-    // The exponent of f32 has a bias of 127, this one 7.
+    // f32 has an exponent bias of 127, E4M3 of 7.
     sign | (rounded - (120 << 3)) as u8
 }
 
-/// What each code stands for, before scaling.
+/// The value of each code, before scaling.
 pub static E4M3_VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;
@@ -125,7 +128,7 @@ pub static E4M3_VALUES: [f32; 256] = {
 mod tests {
     use super::*;
 
-    /// A code by its definition.
+    /// The value of a code by definition.
     fn value(code: u8) -> f64 {
         let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
         let magnitude = match exponent {
@@ -154,7 +157,7 @@ mod tests {
         assert_eq!(E4M3_VALUES[0x7e], 448.0);
     }
 
-    /// Around every boundary between two codes: the f32 below it, it, and the one above.
+    /// At every boundary between two codes: the f32 below it, the boundary, and the f32 above it.
     #[test]
     fn values_go_to_the_nearest_code_and_ties_to_even() {
         for code in 0..0x7eu8 {
@@ -175,7 +178,8 @@ mod tests {
         assert_eq!(encode_e4m3(f32::MIN_POSITIVE), 0);
     }
 
-    /// For every bf16 as the largest magnitude: as large a power of two as leaves it at 448 or below.
+    /// For every bf16 as the largest magnitude: the largest power of two that keeps it at 448 or
+    /// below.
     #[test]
     fn a_scale_is_the_power_of_two_that_fits() {
         for bits in 1..0x7f80u32 {

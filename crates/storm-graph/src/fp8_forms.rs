@@ -1,9 +1,10 @@
-//! Codes of 8-bit floats in a form that nothing reads.
+//! Removes forms of 8-bit float codes that are never read.
 
 use crate::{Fp8Form, Graph, Op};
 
-/// Lets nodes make codes only in the form that is read. Where the backward pass makes the codes of an activation again, the
-/// forward pass needs them in rows only; and the backward pass in columns only, unless it makes the product again, too.
+/// Makes nodes produce codes only in the forms that are read. If the backward pass recomputes an
+/// activation's codes, the forward pass needs only rows, and the backward pass needs only columns
+/// unless it also recomputes the product.
 pub(crate) fn drop_unread_forms(graph: &mut Graph) {
     let mut read = vec![false; graph.tensors().len()];
     for node in graph.nodes() {

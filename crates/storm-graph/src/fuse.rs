@@ -1,12 +1,12 @@
-//! Recomputation that shares a kernel with a gradient.
+//! Fuses recomputation with a gradient in one kernel.
 
 use crate::graph::{Node, Phase};
 use crate::{ActivationCodec, Graph, Op, TensorId};
 
-/// Where the backward pass recomputes what a gated unit made and also computes the unit's gradient, lets
-/// one node do both: it reads their common operand once, and what it recomputes takes the memory of
-/// the gradient that it came from. Nodes that read the recomputed tensor earlier move behind that node. None of
-/// `results`, which are read after the graph has run, is overwritten.
+/// If the backward pass recomputes a gated unit's output and also computes the unit's gradient,
+/// makes one node do both: it reads their common operand once, and the recomputed output overwrites
+/// the incoming gradient. Nodes that read the recomputed tensor earlier move after that node.
+/// `results`, which are read after the graph has run, are never overwritten.
 pub(crate) fn fuse_with_gradients(graph: &mut Graph, results: &[TensorId]) {
     let mut nodes = graph.nodes().to_vec();
     let mut fused_any = false;
@@ -25,7 +25,7 @@ pub(crate) fn fuse_with_gradients(graph: &mut Graph, results: &[TensorId]) {
     }
 }
 
-/// The nodes with the one at `position` computed beside its gradient; none if that cannot be.
+/// The nodes with the one at `position` fused with its gradient. `None` if that is not possible.
 fn fused(
     graph: &Graph,
     nodes: &[Node],
@@ -38,7 +38,7 @@ fn fused(
         return None;
     };
     let (gate_up, function, output) = (*gate_up, *function, outputs[0]);
-    // With a codec, the gradient sees other values than the unit.
+    // With a codec, the gradient reads different values than the unit.
     let codec = ActivationCodec::None;
     let is_gradient = |node: &Node| {
         matches!(node.op, Op::SwiGluGrad { gate_up: g, function: f, codec: c, .. }
@@ -47,7 +47,7 @@ fn fused(
     let gradient = position + nodes[position..].iter().position(is_gradient)?;
     let Op::SwiGluGrad { dy, .. } = nodes[gradient].op else { return None };
     let reads_dy = nodes.iter().filter(|node| touches(node, dy)).count();
-    // Made here, and read by nothing but the gradient.
+    // `dy` must be produced in this graph and read only by the gradient.
     if graph.producer(dy).is_none() || reads_dy != 2 || results.contains(&dy) {
         return None;
     }
@@ -75,7 +75,7 @@ fn fused(
     Some(others)
 }
 
-/// The nodes that read a tensor, or what such nodes make; and the others.
+/// Partitions nodes into those that depend on a tensor, directly or indirectly, and the others.
 fn dependents(nodes: &[Node], tensor: TensorId) -> (Vec<usize>, Vec<usize>) {
     let mut made = vec![tensor];
     (0..nodes.len()).partition(|&index| {
@@ -87,14 +87,14 @@ fn dependents(nodes: &[Node], tensor: TensorId) -> (Vec<usize>, Vec<usize>) {
     })
 }
 
-/// Whether a node reads or makes a tensor.
+/// Whether a node reads or produces a tensor.
 pub(crate) fn touches(node: &Node, tensor: TensorId) -> bool {
     let reads = node.op.operands().into_iter().any(|(_, operand)| operand == tensor);
     reads || node.outputs.contains(&tensor)
 }
 
-/// Whether two nodes must run in their order: the later one reads what the earlier one makes, or one of
-/// them overwrites what the other touches.
+/// Whether two nodes must keep their order: the later one reads an output of the earlier one, or
+/// one of them overwrites a tensor that the other touches.
 pub(crate) fn must_keep_order(earlier: &Node, later: &Node) -> bool {
     let overwrites = |one: &Node, other: &Node| {
         one.op.in_place().into_iter().any(|(operand, _)| touches(other, operand))

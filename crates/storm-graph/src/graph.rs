@@ -5,20 +5,20 @@ use std::fmt;
 /// When a node runs in a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
-    /// With the micro-batch's forward pass.
+    /// In the micro-batch's forward pass.
     Forward,
-    /// With its backward pass: what autodiff adds.
+    /// In its backward pass: added by autodiff.
     Backward,
-    /// With its backward pass, which needs a forward tensor that was not kept.
+    /// In its backward pass, to recompute a forward tensor that was not kept.
     Recompute,
 }
 
-/// One computation of a graph.
+/// One operation of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
-    /// What it computes, over which tensors.
+    /// The op and its operands.
     pub op: Op<TensorId>,
     /// Its outputs, in the order that the op documents.
     pub outputs: Vec<TensorId>,
@@ -26,23 +26,24 @@ pub struct Node {
     pub phase: Phase,
 }
 
-/// A typed program in single-assignment form: nodes in execution order, each with new output tensors.
+/// A typed program in single-assignment form: nodes in execution order, each with new output
+/// tensors.
 ///
-/// A graph is only ever built through [`Graph::apply`], which checks shapes and dtypes, so a graph
-/// that exists is well-typed. Forward and backward live in the same graph: a tensor that the
-/// forward pass makes and the backward pass reads is plainly visible (see [`Graph::saved`]).
+/// A graph is built only through [`Graph::apply`], which checks shapes and dtypes, so every graph
+/// is well-typed. Forward and backward are in the same graph, so tensors that the forward pass
+/// produces and the backward pass reads are explicit (see [`Graph::saved`]).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     tensors: Vec<Tensor>,
     nodes: Vec<Node>,
-    /// The node that produces a tensor; none for those from outside.
+    /// The node that produces a tensor. `None` for tensors from outside.
     producers: Vec<Option<usize>>,
     /// The node whose output overwrites a tensor.
     overwriters: Vec<Option<usize>>,
     phase: Option<Phase>,
 }
 
-/// What a shape rule says of one output.
+/// An output, as inferred by a shape rule.
 #[derive(Clone)]
 pub(crate) struct Output {
     pub(crate) suffix: &'static str,
@@ -75,7 +76,7 @@ impl Graph {
         Graph::default()
     }
 
-    /// A tensor that comes from outside.
+    /// Adds a tensor that comes from outside.
     pub fn source(
         &mut self,
         name: impl Into<String>,
@@ -86,12 +87,12 @@ impl Graph {
         self.push(Tensor { name: name.into(), shape: shape.into(), dtype, class }, None)
     }
 
-    /// A batch input or scalar from the host.
+    /// Adds a batch input or scalar from the host.
     pub fn input(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> TensorId {
         self.source(name, shape, dtype, TensorClass::Input)
     }
 
-    /// A weight.
+    /// Adds a weight.
     pub fn parameter(
         &mut self,
         name: &str,
@@ -102,11 +103,11 @@ impl Graph {
         self.source(name, shape, dtype, TensorClass::Parameter(training))
     }
 
-    /// Adds a node after checking its operands, and returns its outputs.
+    /// Adds a node after checking its operands. Returns its outputs.
     ///
     /// # Errors
-    /// Operands whose shapes or dtypes the op refuses, or that another node has overwritten (see
-    /// [`Op::in_place`]); the error names them.
+    /// The op does not accept the operands' shapes or dtypes, or another node has overwritten one
+    /// of them (see [`Op::in_place`]). The error names them.
     pub fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
         let gone = op.operands().into_iter().find_map(|(role, id)| {
             self.overwriters[id.index()].map(|node| (role, &self.nodes[node].name))
@@ -168,7 +169,7 @@ impl Graph {
         Ok(self.apply(name, op)?[0])
     }
 
-    /// All tensors; a [`TensorId`] is a position here.
+    /// All tensors. A [`TensorId`] is an index into them.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
@@ -179,7 +180,7 @@ impl Graph {
         &self.tensors[id.index()]
     }
 
-    /// Every tensor's id.
+    /// The IDs of all tensors.
     pub fn ids(&self) -> impl Iterator<Item = TensorId> + use<> {
         (0..self.tensors.len() as u32).map(TensorId)
     }
@@ -189,24 +190,26 @@ impl Graph {
         &self.nodes
     }
 
-    /// Whether a node changes a parameter of [`Training::Running`]: only the forward pass of a training step may run it.
+    /// Whether a node changes a parameter of [`Training::Running`]. Only the forward pass of a
+    /// training step may run such a node.
     pub fn changes_running(&self, node: &Node) -> bool {
         let changed = node.op.in_place().into_iter().map(|(operand, _)| self.tensor(operand).class);
         changed.into_iter().any(|class| class == TensorClass::Parameter(Training::Running))
     }
 
-    /// The node that produces `id`, as a position in [`Graph::nodes`]; none for outside tensors.
+    /// The node that produces `id`, as an index into [`Graph::nodes`]. `None` for tensors from
+    /// outside.
     pub fn producer(&self, id: TensorId) -> Option<usize> {
         self.producers[id.index()]
     }
 
-    /// Whether a forward node produces it.
+    /// Whether a forward node produces the tensor.
     pub fn is_made_forward(&self, id: TensorId) -> bool {
         self.producer(id).is_some_and(|node| self.nodes[node].phase == Phase::Forward)
     }
 
-    /// Tensors that the forward pass computes and the backward pass reads, in the order of computation.
-    /// Memory planning is mostly about these.
+    /// Tensors that the forward pass computes and the backward pass reads, in the order of
+    /// computation. Memory planning is mostly about these.
     pub fn saved(&self) -> Vec<TensorId> {
         let mut read = vec![false; self.tensors.len()];
         for node in self.nodes.iter().filter(|n| n.phase != Phase::Forward) {
@@ -217,7 +220,8 @@ impl Graph {
         self.ids().filter(|&id| read[id.index()] && self.is_made_forward(id)).collect()
     }
 
-    /// Whether a tensor is computed from parameters alone, such as a weight that is stored in 8 bits.
+    /// Whether a tensor is computed only from parameters, such as the values of a weight stored in
+    /// 8 bits.
     pub fn is_of_parameters(&self, id: TensorId) -> bool {
         match self.producer(id) {
             None => matches!(self.tensor(id).class, TensorClass::Parameter(_)),
@@ -227,13 +231,13 @@ impl Graph {
         }
     }
 
-    /// From here on nodes are added to `phase`.
+    /// Sets the phase of nodes added from now on.
     pub(crate) fn set_phase(&mut self, phase: Phase) {
         self.phase = Some(phase);
     }
 
-    /// Replaces the node list by another order or selection over the same tensors. The caller
-    /// keeps every operand made before it is read.
+    /// Replaces the node list with another order or selection over the same tensors. The caller
+    /// must ensure that every operand is produced before it is read.
     pub(crate) fn replace_nodes(&mut self, nodes: Vec<Node>) {
         self.producers.fill(None);
         self.overwriters.fill(None);
@@ -251,7 +255,7 @@ impl Graph {
         self.nodes = nodes;
     }
 
-    /// A fresh tensor described like `id`.
+    /// Adds a new tensor with the properties of `id`.
     pub(crate) fn duplicate(&mut self, id: TensorId, name: String) -> TensorId {
         let tensor = Tensor { name, ..self.tensor(id).clone() };
         self.push(tensor, None)

@@ -1,8 +1,8 @@
 //! Tensors, ops, shape rules, automatic differentiation and recomputation.
 //!
-//! This crate is pure: no I/O, no devices, no clock. A [`Graph`] is a list of typed operations in single-assignment
-//! form. A [`Program`] is a model: several graphs, each repeated any number of times. Differentiation and
-//! recomputation transform one graph into another.
+//! This crate is pure: no I/O, no devices, no clock. A [`Graph`] is a list of typed operations in
+//! single-assignment form. A [`Program`] is a model: several graphs, each repeated any number of
+//! times. Differentiation and recomputation transform one graph into another.
 //!
 //! ```
 //! use storm_graph::{DType, Graph, Op, Shape, TensorClass, Training};

@@ -1,38 +1,43 @@
-//! Moments of the optimizer: how they lie in memory, and the arithmetic of moments in 8 bits.
+//! Optimizer moments: their memory layout, and the arithmetic of 8-bit moments.
 //!
-//! Elements of a parameter are taken in groups of [`MOMENT_GROUP`], in order. A group is a code of one byte for each element
-//! and then an f32 scale, the largest magnitude of the group, so that any range of whole groups is contiguous. Codes are finer near zero, where most
-//! elements are: a first moment is a sign and a level `z / (2 − z)` of `z = code / 127`, the inverse of the softsign `2y / (1 + y)`; a
-//! second moment is a level `(code / 255)⁴`. A value lies between two levels and goes to one of them at random, in proportion, so
-//! that it is kept on average. All of it is sums, products, quotients and roots of f32, each rounded by itself: every
+//! The elements of a parameter are divided into consecutive groups of [`MOMENT_GROUP`]. A group is
+//! stored as one byte per element, followed by an f32 scale, the largest magnitude of the group. So
+//! any range of whole groups is contiguous. Codes are finer near zero, where most elements are: a
+//! first moment is a sign and a level `z / (2 − z)` with `z = code / 127`, the inverse of the
+//! softsign `2y / (1 + y)`. A second moment is a level `(code / 255)⁴`. A value between two levels
+//! is rounded to one of them at random, in proportion, so that it is preserved on average. All
+//! operations are f32 sums, products, quotients and square roots, each rounded separately: every
 //! device gives the same bits.
 //!
-//! A small first moment may be rounded up while its second moment is rounded down to nothing, and their quotient would be a
-//! step dozens of times too long. [`AdamWParameters::first_moment_bound`] is what no sequence of gradients exceeds, and cuts off such a first moment.
+//! A small first moment may be rounded up while its second moment is rounded down to zero. Their
+//! quotient would give a step dozens of times too long. [`AdamWParameters::first_moment_bound`] is
+//! a bound that no sequence of gradients exceeds. First moments are clipped to it.
 
 use crate::{AdamWParameters, DType, Shape};
 
 /// Elements that share a scale.
 pub const MOMENT_GROUP: usize = 128;
 
-/// Bytes of a group: codes, then the scale.
+/// Bytes of a group: the codes, then the scale.
 pub const MOMENT_GROUP_BYTES: usize = MOMENT_GROUP + 4;
 
-/// Elements that an update sums up together, where it is observed.
+/// Elements per block of an observed update, which sums over blocks.
 pub const OBSERVED_BLOCK: usize = 2048;
 
-/// What an update that is observed yields for each block: the sums of `u²`, `u · p`, `p²` and `w²`, where `u` is the change of an
-/// element without its decay, `p` the change that the moments before the update give at the same rate, and `w` the element before it.
-/// f32, kept as words, so that their dtype tells them from moments.
+/// Number of sums per block of an observed update: the sums of `u²`, `u · p`, `p²` and `w²`. Here
+/// `u` is the change of an element without weight decay, `p` the change that the moments before the
+/// update would give at the same rate, and `w` the element before the update. They are f32 stored
+/// as i32 words, so that the dtype distinguishes them from moments.
 pub const OBSERVED_SUMS: usize = 4;
 
-/// Pieces of a parameter whose update is observed begin at multiples of this many elements, so that their sums are aligned.
+/// Pieces of a parameter with an observed update begin at multiples of this many elements, so that
+/// their sums are aligned.
 pub const OBSERVED_PIECE_ALIGNMENT: usize = 16 * OBSERVED_BLOCK;
 
-/// How a moment is stored.
+/// The storage format of a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MomentFormat {
-    /// An element for each of the parameter's.
+    /// One element for each element of the parameter.
     Elements(DType),
     /// Groups of 8-bit codes.
     Int8,
@@ -41,7 +46,7 @@ pub enum MomentFormat {
 }
 
 impl MomentFormat {
-    /// The format of a stored moment.
+    /// The format of a moment stored with this dtype.
     pub fn of(dtype: DType) -> MomentFormat {
         match dtype {
             DType::U8 => MomentFormat::Int8,
@@ -50,7 +55,7 @@ impl MomentFormat {
         }
     }
 
-    /// What memory holds.
+    /// The dtype in memory.
     pub fn dtype(self) -> DType {
         match self {
             MomentFormat::Elements(dtype) => dtype,
@@ -59,7 +64,8 @@ impl MomentFormat {
         }
     }
 
-    /// The shape of a moment of a parameter, or of a piece of one that begins with a group.
+    /// The shape of a moment for a parameter, or for a piece of one that begins at a group
+    /// boundary.
     pub fn shape(self, parameter: &Shape) -> Shape {
         match self {
             MomentFormat::Elements(_) => parameter.clone(),
@@ -72,7 +78,7 @@ impl MomentFormat {
         }
     }
 
-    /// Bytes of a moment of so many elements, the first of which begins a group.
+    /// Bytes of a moment with this many elements, starting at a group boundary.
     pub fn size_bytes(self, elements: usize) -> usize {
         match self {
             MomentFormat::Elements(dtype) => elements * dtype.size_bytes(),
@@ -109,7 +115,8 @@ pub static SECOND_MOMENT_LEVELS: [f32; 256] = {
     levels
 };
 
-/// The code whose level is just below or just above a value, given a guess of the one below.
+/// The code whose level is just below or just above a value, given a guess of the one below. `bits`
+/// decide the rounding.
 #[inline(always)]
 fn rounded(levels: &[f32], guess: f32, value: f32, bits: u16) -> usize {
     let low = (guess as usize).min(levels.len() - 2);
@@ -118,7 +125,7 @@ fn rounded(levels: &[f32], guess: f32, value: f32, bits: u16) -> usize {
     low + usize::from(value - below > share * (above - below))
 }
 
-/// A first moment in 8 bits; `scale` is at least its magnitude. The bits decide which way it is rounded.
+/// Encodes a first moment in 8 bits. `scale` is at least its magnitude. `bits` decide the rounding.
 #[inline(always)]
 pub fn encode_first_moment(value: f32, scale: f32, bits: u16) -> u8 {
     if scale == 0.0 {
@@ -129,7 +136,7 @@ pub fn encode_first_moment(value: f32, scale: f32, bits: u16) -> u8 {
     (if value < 0.0 { -code } else { code }).cast_unsigned()
 }
 
-/// The value of a code.
+/// Decodes a first moment.
 #[inline(always)]
 pub fn decode_first_moment(code: u8, scale: f32) -> f32 {
     let code = code.cast_signed();
@@ -137,7 +144,7 @@ pub fn decode_first_moment(code: u8, scale: f32) -> f32 {
     if code < 0 { -value } else { value }
 }
 
-/// A second moment in 8 bits; `scale` is at least as large. The bits decide which way it is rounded.
+/// Encodes a second moment in 8 bits. `scale` is at least as large. `bits` decide the rounding.
 #[inline(always)]
 pub fn encode_second_moment(value: f32, scale: f32, bits: u16) -> u8 {
     if scale == 0.0 {
@@ -147,7 +154,7 @@ pub fn encode_second_moment(value: f32, scale: f32, bits: u16) -> u8 {
     rounded(&SECOND_MOMENT_LEVELS, y.sqrt().sqrt() * 255.0, y, bits) as u8
 }
 
-/// The value of a code.
+/// Decodes a second moment.
 #[inline(always)]
 pub fn decode_second_moment(code: u8, scale: f32) -> f32 {
     SECOND_MOMENT_LEVELS[usize::from(code)] * scale
@@ -160,8 +167,9 @@ pub fn moment_scale(group: &[u8]) -> f32 {
 }
 
 impl AdamWParameters {
-    /// The most that a first moment can be, as a multiple of the root of its second moment, after any gradients: by Cauchy
-    /// and Schwarz `(1 − β1) / √((1 − β2)(1 − β1²/β2))`. None if there is no such bound, which is so unless `β1² < β2`.
+    /// The maximum of a first moment as a multiple of the square root of its second moment, for any
+    /// gradients: by Cauchy–Schwarz `(1 − β1) / √((1 − β2)(1 − β1²/β2))`. `None` unless `β1² < β2`,
+    /// because there is no bound otherwise.
     pub fn first_moment_bound(&self) -> Option<f32> {
         let (beta1, beta2) = (f64::from(self.beta1), f64::from(self.beta2));
         if beta1 == 0.0 {
@@ -206,7 +214,8 @@ mod tests {
         }
     }
 
-    /// A level comes back whatever the bits are; what is between goes to a neighbor, and on average is what it was.
+    /// A level is encoded exactly for any bits. A value between two levels goes to one of them and
+    /// is preserved on average.
     #[test]
     fn values_are_kept_on_average() {
         for scale in [1.0, 3.7e-12, 2.5e8, 1e-44] {
@@ -256,7 +265,8 @@ mod tests {
         assert_eq!(decode_first_moment(0, 5.0).to_bits(), 0);
     }
 
-    /// Adam in f64 on gradients made to reach the bound comes close to it and does not exceed it.
+    /// With gradients chosen to reach the bound, Adam in f64 comes close to it and does not exceed
+    /// it.
     #[test]
     fn the_bound_holds_and_is_the_least() {
         let hyper =
@@ -264,7 +274,7 @@ mod tests {
         for (beta1, beta2) in [(0.9, 0.95), (0.9, 0.999), (0.0, 0.9), (0.8, 0.99)] {
             let bound = hyper(beta1, beta2).first_moment_bound().expect("there is one");
             let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
-            // Equality of Cauchy and Schwarz: gradients that grow by beta2 / beta1 a step.
+            // Equality in Cauchy–Schwarz: gradients that grow by beta2 / beta1 per step.
             let (mut first, mut second, mut gradient) = (0.0, 0.0, 1e-100);
             let mut most: f64 = 0.0;
             for _ in 0..400 {

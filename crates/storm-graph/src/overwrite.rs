@@ -1,11 +1,11 @@
-//! Gradients that overwrite the tensor that they are a gradient of.
+//! Handles gradients that overwrite the tensor that they are a gradient of.
 
 use crate::graph::{Node, Phase};
 use crate::{Graph, Op, TensorId, UnitOutput};
 
-/// Inserts a copy before each backward node that would overwrite a tensor which is still
-/// needed: by a later node, by the node itself in another role, by the owner of a tensor from outside, or
-/// as one of `results`. A transformer has no such node.
+/// Inserts a copy before each backward node that would overwrite a tensor which is still needed: by
+/// a later node, by the node itself in another role, by the owner of an outside tensor, or as one
+/// of `results`. A transformer has no such node.
 pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId]) {
     let nodes = graph.nodes().to_vec();
     let mut last_read = vec![0; graph.tensors().len()];
@@ -48,12 +48,12 @@ pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId])
     }
 }
 
-/// The operand, with its name, that an op overwrites because it is no longer needed, rather than
-/// to update it.
+/// The operand, with its name, that an op overwrites because it is no longer needed, as opposed to
+/// updating it.
 fn taken_over(op: &Op<TensorId>) -> Option<(&'static str, TensorId)> {
     match *op {
         Op::ActivationGrad { x, .. } => Some(("x", x)),
-        // `dy` of the second is read by nothing else: that is when it is used.
+        // Nothing else reads `dy` of the second op, because it is only used in that case.
         Op::SwiGluGrad { gate_up, .. } | Op::SwiGluGradAndOutput { gate_up, .. } => {
             Some(("gate_up", gate_up))
         }

@@ -1,6 +1,6 @@
-//! A model as stages: templates, each repeated some number of times.
+//! A model as stages: templates, each repeated any number of times.
 //!
-//! Planning does not grow with the depth: a model of any number of equal layers has one graph for them.
+//! The cost of planning does not grow with depth: any number of equal layers share one graph.
 //! Stages run in order. A *block* is one run of a stage's template. Blocks share *carried* tensors,
 //! *exports* that every later block may read, and parameters and inputs of the same name.
 
@@ -13,10 +13,10 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Blocks of a program at most: random streams and plans number them in 16 bits.
+/// Maximum number of blocks: random streams and plans number them in 16 bits.
 const BLOCKS_MAX: usize = u16::MAX as usize;
 
-/// Whether a micro-batch starts the gradients of a step or adds to them.
+/// Whether a micro-batch overwrites the gradients of a step or adds to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// The first micro-batch of a step: gradients are written.
@@ -25,14 +25,14 @@ pub enum Accumulation {
     Continue,
 }
 
-/// A template, repeated.
+/// A repeated template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// For people, and before the names of numbered parameters: `layers`.
+    /// Name for messages and for the gradients of tied parameters.
     pub name: String,
-    /// Position in [`Program::templates`].
+    /// Index into [`Program::templates`].
     pub template: usize,
-    /// How many blocks it has.
+    /// Number of blocks.
     pub repeat: usize,
     /// How the parameters of its blocks are named.
     pub numbering: Numbering,
@@ -41,12 +41,13 @@ pub struct Stage {
 /// How the parameters of a stage are named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Numbering {
-    /// As in the template. A parameter of the same name in another such stage is the same parameter: it
-    /// is tied.
+    /// As in the template. A parameter of the same name in another such stage is the same, tied
+    /// parameter.
     Plain,
-    /// Each block has its own: `layers.3.attention.qkv.weight`. Several stages may be parts of one series.
+    /// Each block has its own: `layers.3.attention.qkv.weight`. Several stages may belong to one
+    /// series.
     Numbered {
-        /// What the numbers count: `layers`.
+        /// The name of the series: `layers`.
         series: String,
         /// The number of the first block.
         first: usize,
@@ -59,14 +60,14 @@ impl Stage {
         Stage { name: name.into(), template, repeat: 1, numbering: Numbering::Plain }
     }
 
-    /// A template that runs `repeat` times, each with parameters of its own.
+    /// A template that runs `repeat` times, each time with its own parameters.
     pub fn repeated(name: impl Into<String>, template: usize, repeat: usize) -> Stage {
         let name: String = name.into();
         let numbering = Numbering::Numbered { series: name.clone(), first: 0 };
         Stage { name, template, repeat, numbering }
     }
 
-    /// Blocks `blocks` of a series that several stages share, named after them.
+    /// The blocks `blocks` of a series that several stages share. The stage is named after them.
     pub fn part_of(series: &str, template: usize, blocks: Range<usize>) -> Stage {
         let name = match blocks.len() {
             1 => format!("{series} {}", blocks.start),
@@ -76,7 +77,7 @@ impl Stage {
         Stage { name, template, repeat: blocks.len(), numbering }
     }
 
-    /// The program-wide name of what block `index` of the stage calls `name`.
+    /// The program-wide name of the tensor called `name` in block `index` of the stage.
     pub fn full_name(&self, index: usize, name: &str) -> String {
         match &self.numbering {
             Numbering::Plain => name.to_owned(),
@@ -84,7 +85,7 @@ impl Stage {
         }
     }
 
-    /// The number of block `index` in its series: blocks of a series never share one, whatever stage they are in.
+    /// The number of block `index` in its series. It is unique across all stages of the series.
     pub fn number(&self, index: usize) -> usize {
         self.numbers().map_or(index, |(_, numbers)| numbers.start + index)
     }
@@ -100,21 +101,21 @@ impl Stage {
     }
 }
 
-/// One run of a template: its stage, and its position in the stage.
+/// One run of a template: its stage and its index in the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block {
-    /// Position in [`Program::stages`].
+    /// Index into [`Program::stages`].
     pub stage: usize,
-    /// From 0 to the stage's repeat.
+    /// Less than the stage's `repeat`.
     pub index: usize,
 }
 
-/// Where a block gets a carried tensor from.
+/// The origin of a carried tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Position of the block that made it, among all blocks.
+    /// Index of the block that produced it, among all blocks.
     pub block: usize,
-    /// Position among what that block passes on.
+    /// Index among the carried outputs of that block.
     pub output: usize,
 }
 
@@ -127,7 +128,7 @@ pub struct Program {
     reached: Vec<bool>,
 }
 
-/// A parameter of a program, once for all blocks of its stage.
+/// A parameter of a program, listed once for all blocks of its stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramParameter {
     /// Name within the template: `attention.qkv.weight`.
@@ -138,18 +139,18 @@ pub struct ProgramParameter {
     pub dtype: DType,
     /// Trainable or frozen.
     pub training: Training,
-    /// The stage that owns it: of several that share it, the first.
+    /// The stage that owns it: the first one that uses it.
     pub stage: usize,
-    /// Its number among the program's parameters; identifies its random streams.
+    /// Its number among the program's parameters, which identifies its random streams.
     pub number: u16,
-    /// What its rows are.
+    /// The kind of its rows.
     pub rows: ParameterRows,
 }
 
-/// What the rows of a parameter are.
+/// The kind of a parameter's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterRows {
-    /// One for each entry of a vocabulary, looked up or scored: embeddings and heads. A step may not touch most of them.
+    /// One for each entry of a vocabulary: embeddings and heads. A step may not touch most of them.
     Vocabulary,
     /// Anything else.
     Other,
@@ -160,14 +161,14 @@ pub enum ParameterRows {
 pub struct ParameterInstance {
     /// Program-wide name: `layers.3.attention.qkv.weight`.
     pub name: String,
-    /// Position of the block in its stage.
+    /// Index of the block in its stage.
     pub index: u16,
-    /// What it is an instance of.
+    /// The parameter.
     pub parameter: ProgramParameter,
 }
 
-/// The part of a tied parameter's gradient that comes from a stage other than its owner. It has an
-/// accumulator of its own, added to the owner's at the end of a step, in the order of the stages.
+/// The part of a tied parameter's gradient from a stage other than its owner. It has its own
+/// accumulator, which is added to the owner's at the end of a step, in stage order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TiedUse {
     /// The parameter.
@@ -179,11 +180,11 @@ pub struct TiedUse {
 }
 
 impl Program {
-    /// Checks that the stages fit together.
+    /// Creates a program and checks that the stages match.
     ///
     /// # Errors
-    /// A carried tensor that no block produces or takes or whose form does not match, a repeated
-    /// name, a stage without blocks or without a template.
+    /// A carried tensor that no block produces or takes or whose shape or dtype does not match, a
+    /// repeated name, a stage without blocks or without a template.
     pub fn new(templates: Vec<Section>, stages: Vec<Stage>) -> Result<Program, GraphError> {
         let program = Program { templates, stages, reached: Vec::new() };
         program.check_stages()?;
@@ -200,7 +201,7 @@ impl Program {
         &self.templates
     }
 
-    /// The stages, in the order in which they run.
+    /// The stages, in execution order.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }
@@ -210,28 +211,29 @@ impl Program {
         &self.templates[self.stages[stage].template]
     }
 
-    /// All blocks in the order in which they run.
+    /// All blocks, in execution order.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
         let stages = self.stages.iter().enumerate();
         stages.flat_map(|(stage, s)| (0..s.repeat).map(move |index| Block { stage, index }))
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn block_count(&self) -> usize {
         self.stages.iter().map(|stage| stage.repeat).sum()
     }
 
-    /// Whether the backward pass runs the blocks of a stage. False for all before differentiation.
+    /// Whether the backward pass runs the blocks of a stage. Always false before differentiation.
     pub fn is_reached(&self, stage: usize) -> bool {
         self.reached.get(stage).copied().unwrap_or(false)
     }
 
-    /// Where each block gets what it takes, in the order of its template's `carried_in`.
+    /// The origin of each carried tensor that a block takes, in the order of its template's
+    /// `carried_in`.
     ///
     /// # Errors
-    /// Carried tensors without a match; never for a program that exists.
+    /// A carried tensor has no match. Never for an existing program.
     pub fn origins(&self) -> Result<Vec<Vec<Origin>>, GraphError> {
-        // What was passed on and not taken yet, by name.
+        // Carried tensors that are not taken yet, by name.
         let mut open: BTreeMap<&str, Origin> = BTreeMap::new();
         let mut origins = Vec::new();
         let blocks: Vec<Block> = self.blocks().collect();
@@ -286,7 +288,7 @@ impl Program {
             return Err(GraphError::Section { section, problem: "has no stages".to_owned() });
         }
         let mut names = BTreeSet::new();
-        // By series, the end of each run of numbers by its first.
+        // By series: ranges of used numbers, as a map from first to end.
         let mut taken: BTreeMap<&str, BTreeMap<usize, usize>> = BTreeMap::new();
         for stage in &self.stages {
             if stage.template >= self.templates.len() {
@@ -318,7 +320,8 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that tied parameters have one form wherever they are used, and that each result has one producer.
+    /// Checks that a tied parameter has the same shape and dtype in all stages, and that each
+    /// result has one producer.
     fn check_parameters(&self) -> Result<(), GraphError> {
         if self.parameters().len() > usize::from(u16::MAX) {
             return self.section(0).error("the program has more than 65535 parameters".to_owned());
@@ -354,8 +357,8 @@ impl Program {
         Ok(())
     }
 
-    /// The stage that owns what `stage` calls `name`: the first plain stage that uses it, or the stage
-    /// itself if it is numbered.
+    /// The stage that owns the parameter called `name` in `stage`: the first plain stage that uses
+    /// it, or `stage` itself if it is numbered.
     pub fn owner(&self, stage: usize, name: &str) -> usize {
         if self.stages[stage].numbering != Numbering::Plain {
             return stage;
@@ -365,7 +368,7 @@ impl Program {
         (0..stage).filter(plain).find(uses).unwrap_or(stage)
     }
 
-    /// All parameters, each once, in forward order of first use.
+    /// All parameters, each once, in the order of first use in the forward pass.
     pub fn parameters(&self) -> Vec<ProgramParameter> {
         let mut parameters: Vec<ProgramParameter> = Vec::new();
         for stage in 0..self.stages.len() {
@@ -389,7 +392,7 @@ impl Program {
         parameters
     }
 
-    /// What the rows of a parameter are, by its name in its section.
+    /// The kind of a parameter's rows, by its name in its section.
     fn rows_of(&self, parameter: &str) -> ParameterRows {
         let graphs = self.templates.iter().map(|section| &section.graph);
         let is_vocabulary = |graph: &Graph, op: &Op<TensorId>| match *op {
@@ -406,7 +409,7 @@ impl Program {
         }
     }
 
-    /// Every parameter of every block, parameter by parameter.
+    /// Every parameter of every block, ordered by parameter.
     pub fn parameter_instances(&self) -> Vec<ParameterInstance> {
         let mut instances = Vec::new();
         for parameter in self.parameters() {
@@ -420,7 +423,7 @@ impl Program {
         instances
     }
 
-    /// Uses of trainable parameters in stages that do not own them, in the order of the stages.
+    /// Uses of trainable parameters in stages that do not own them, in stage order.
     pub fn tied_uses(&self) -> Vec<TiedUse> {
         let mut uses = Vec::new();
         for user in 0..self.stages.len() {
@@ -436,8 +439,8 @@ impl Program {
         uses
     }
 
-    /// The name of the gradient that block `index` of a stage adds to for what it calls `name`: that of
-    /// the parameter, or one of its own where another stage owns the parameter.
+    /// The name of the gradient to which a block adds for the parameter that it calls `name`: the
+    /// parameter's own, or a separate one if another stage owns the parameter.
     pub fn gradient_name(&self, block: Block, name: &str) -> String {
         let stage = &self.stages[block.stage];
         let full = stage.full_name(block.index, name);
@@ -447,7 +450,8 @@ impl Program {
         }
     }
 
-    /// The rows of a parameter that is stored in 8 or 4 bits; none if it is not. By its name in its section.
+    /// The row format of a parameter stored in 8 or 4 bits, by its name in its section. `None` if
+    /// it is not.
     pub fn quantized_rows(&self, parameter: &str) -> Option<QuantizedRow> {
         let graphs = self.templates.iter().map(|section| &section.graph);
         let nodes = graphs.flat_map(|graph| graph.nodes().iter().map(move |node| (graph, node)));
@@ -459,7 +463,7 @@ impl Program {
         })
     }
 
-    /// All batch inputs and scalars by name, each once. Exports are not among them.
+    /// All batch inputs and scalars by name, each once, without exports.
     pub fn inputs(&self) -> Vec<Tensor> {
         let exported: BTreeSet<&str> =
             self.templates.iter().flat_map(|s| &s.exports).map(|(name, _)| name.as_str()).collect();
@@ -479,7 +483,7 @@ impl Program {
         inputs
     }
 
-    /// What blocks keep from one run to the next, under their full names.
+    /// The caches that blocks keep between runs, with their full names.
     pub fn caches(&self) -> Vec<Tensor> {
         let mut caches = Vec::new();
         for block in self.blocks() {
@@ -495,14 +499,14 @@ impl Program {
         caches
     }
 
-    /// The same program with its backward pass: the gradient of `loss`, a result of the last stage, by
-    /// every trainable parameter, stored as `gradient_dtype`.
+    /// The same program with its backward pass: the gradient of `loss`, a result of the last stage,
+    /// with respect to every trainable parameter, stored as `gradient_dtype`.
     ///
-    /// Each use of a parameter has a gradient of its own: see [`TiedUse`].
+    /// Each use of a parameter has its own gradient, see [`TiedUse`].
     ///
     /// # Errors
-    /// The last stage has no result `loss` or repeats, nothing learns, or an op on the way has no
-    /// gradient.
+    /// The last stage has no result `loss` or repeats, there is no trainable parameter, or an op on
+    /// the way has no gradient.
     pub fn differentiate(
         &self,
         accumulation: Accumulation,
@@ -555,12 +559,13 @@ impl Program {
         Ok(program)
     }
 
-    /// [`Program::differentiate`], with a backward pass that sees activations as `codec` stores them. With
-    /// [`ActivationCodec::Int8`] the operands of gated units wait for it in 8 bits; the forward pass gives the bits that it gives
-    /// without.
+    /// [`Program::differentiate`], with a backward pass that reads activations as stored by
+    /// `codec`. With [`ActivationCodec::Int8`], the operands of gated units are stored for it in 8
+    /// bits. The results of the forward pass are bit-identical to those without a codec.
     ///
     /// # Errors
-    /// As [`Program::differentiate`], or nothing that the backward pass reads can be stored like that.
+    /// As [`Program::differentiate`], or the codec does not apply to any tensor that the backward
+    /// pass reads.
     pub fn differentiate_with_codec(
         &self,
         accumulation: Accumulation,
@@ -588,8 +593,8 @@ impl Program {
         }
     }
 
-    /// By stage: whether a gradient is needed in it, because it learns or something that it takes
-    /// depends on what learns.
+    /// By stage: whether it needs a gradient, because it has trainable parameters or takes a tensor
+    /// that depends on some.
     fn reach(&self) -> Result<Vec<bool>, GraphError> {
         let origins = self.origins()?;
         let stage_of: Vec<usize> = self.blocks().map(|block| block.stage).collect();
@@ -603,12 +608,12 @@ impl Program {
         Ok(reached)
     }
 
-    /// Makes the backward pass of every template recompute the saved tensors for which `is_kept` does
-    /// not hold; it gets the section and the tensor.
+    /// Makes the backward pass of every template recompute the saved tensors for which `is_kept`
+    /// returns false. `is_kept` gets the section and the tensor.
     pub fn recompute(&mut self, is_kept: impl Fn(&Section, &Tensor) -> bool) {
         for section in &mut self.templates {
             let before = section.clone();
-            // Carried and exported tensors outlive the block, so they are available in any case.
+            // Carried and exported tensors outlive the block, so they are always available.
             let lasting: BTreeSet<TensorId> = before
                 .carried_out
                 .iter()
@@ -635,7 +640,7 @@ fn tied_gradient_name(parameter: &str, stage: &str) -> String {
 }
 
 impl Section {
-    /// The parameter of that name.
+    /// The parameter with this name.
     pub fn parameter(&self, name: &str) -> Option<&Tensor> {
         let mut tensors = self.graph.tensors().iter();
         tensors.find(|t| t.name == name && matches!(t.class, TensorClass::Parameter(_)))

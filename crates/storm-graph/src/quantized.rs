@@ -1,21 +1,24 @@
-//! Matrices in 8 or 4 bits, frozen weights or activations: how one lies in memory, and the arithmetic of one row.
+//! Matrices in 8 or 4 bits, for frozen weights or activations: the memory layout, and the
+//! arithmetic of one row.
 //!
-//! A row has its codes first and then a scale for each group of them, so that any range of rows is a matrix of its own. A
-//! value is what its code stands for, times the scale of its group. Scales are bf16, rounded up, in every format. Quantizing
-//! divides and compares, and dequantizing is one product in f32, which IEEE 754 defines to the bit: every device gives the same.
-//! A group with a value that is not finite has a scale that is not, so each of its values comes back as NaN.
+//! A row contains its codes and then a scale for each group of them, so that any range of rows is
+//! itself a matrix. A value is its decoded code times the scale of its group. Scales are bf16,
+//! rounded up, in every format. Quantizing divides and compares, and dequantizing is one f32
+//! product. IEEE 754 defines these exactly, so every device gives the same bits. If a value is not
+//! finite, the scale of its group is not either, and all values of the group are dequantized to
+//! NaN.
 
 use half::bf16;
 use std::fmt;
 use std::ops::Range;
 
-/// What the codes of a row are.
+/// The format of a row's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedFormat {
-    /// Whole numbers from -127 to 127 in 8 bits, in groups of 128. The product with a scale is exact in f32.
+    /// 8-bit integers from -127 to 127, in groups of 128. The product with a scale is exact in f32.
     Int8,
-    /// The 4-bit code points of NF4 (Dettmers et al., 2023), in groups of 64 whose scale is the largest magnitude. Two codes a
-    /// byte, the first in the upper half.
+    /// The 4-bit code points of NF4 (Dettmers et al., 2023), in groups of 64 whose scale is the
+    /// largest magnitude. A byte contains two codes, the first in its upper half.
     Nf4,
 }
 
@@ -25,7 +28,8 @@ pub const GROUP: usize = 128;
 /// The largest code of [`QuantizedFormat::Int8`].
 const CODE_MAX: f32 = 127.0;
 
-/// What the codes of [`QuantizedFormat::Nf4`] stand for: quantiles of a normal distribution, with an exact zero.
+/// The code points of [`QuantizedFormat::Nf4`]: quantiles of a normal distribution, with an exact
+/// zero.
 pub const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -45,11 +49,11 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// Codes and scales of a row begin at a multiple of this, in bytes.
+/// Byte alignment of the codes and scales of a row.
 const ALIGNMENT: usize = 16;
 
 impl QuantizedFormat {
-    /// All of them.
+    /// All formats.
     pub const ALL: [QuantizedFormat; 2] = [QuantizedFormat::Int8, QuantizedFormat::Nf4];
 
     /// Values that share a scale.
@@ -60,7 +64,7 @@ impl QuantizedFormat {
         }
     }
 
-    /// Bytes of so many codes.
+    /// Bytes of this many codes.
     fn code_bytes(self, codes: usize) -> usize {
         match self {
             QuantizedFormat::Int8 => codes,
@@ -68,7 +72,7 @@ impl QuantizedFormat {
         }
     }
 
-    /// The scale of a group whose largest magnitude this is.
+    /// The scale of a group with this largest magnitude.
     fn scale(self, largest: f32) -> bf16 {
         match self {
             QuantizedFormat::Int8 => rounded_up(largest / CODE_MAX),
@@ -76,7 +80,7 @@ impl QuantizedFormat {
         }
     }
 
-    /// The code of a value divided by its scale. The nearest, except that 4 bits break ties downwards.
+    /// The nearest code of a value divided by its scale. The 4-bit format rounds ties down.
     fn code(self, value: f32) -> u8 {
         match self {
             QuantizedFormat::Int8 => {
@@ -89,15 +93,15 @@ impl QuantizedFormat {
         }
     }
 
-    /// The codes of a group of values, which `value` gives by their places, and their scale. The scale is rounded up, so that
-    /// no code is cut off. It is not finite if a value is not.
+    /// Quantizes a group of values, which `value` returns by index. Returns the scale, which is
+    /// rounded up so that no code is clipped. It is not finite if a value is not.
     pub fn quantize_group(
         self,
         count: usize,
         value: impl Fn(usize) -> f32,
         codes: &mut [u8],
     ) -> bf16 {
-        // As integers, magnitudes are in order, with NaN above all numbers.
+        // As integers, magnitudes keep their order, with NaN above all numbers.
         let magnitudes = (0..count).map(|at| value(at).abs().to_bits());
         let stored = self.scale(f32::from_bits(magnitudes.max().unwrap_or(0)));
         let scale = stored.to_f32();
@@ -112,7 +116,7 @@ impl QuantizedFormat {
         stored
     }
 
-    /// Hands each value of a group to `put`, with its place.
+    /// Calls `put` with the index and value of each element of a group.
     pub fn dequantize_group(
         self,
         count: usize,
@@ -130,7 +134,7 @@ impl QuantizedFormat {
         }
     }
 
-    /// What a code stands for.
+    /// The value of a code.
     fn value(self, code: u8) -> f32 {
         match self {
             QuantizedFormat::Int8 => f32::from(code.cast_signed()),
@@ -148,37 +152,37 @@ impl fmt::Display for QuantizedFormat {
     }
 }
 
-/// The form of a row of so many values.
+/// The layout of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedRow {
-    /// Of its codes.
+    /// The format of its codes.
     pub format: QuantizedFormat,
-    /// Values.
+    /// Number of values.
     pub columns: usize,
 }
 
 impl QuantizedRow {
-    /// Of so many values.
+    /// The layout of a row with this many values.
     pub fn new(format: QuantizedFormat, columns: usize) -> QuantizedRow {
         QuantizedRow { format, columns }
     }
 
-    /// Groups, the last of which may be smaller.
+    /// Number of groups. The last may be smaller.
     pub fn groups(self) -> usize {
         self.columns.div_ceil(self.format.group())
     }
 
-    /// Where the scales begin.
+    /// Byte offset of the scales.
     pub fn scales_at(self) -> usize {
         self.format.code_bytes(self.columns).next_multiple_of(ALIGNMENT)
     }
 
-    /// The whole row.
+    /// Bytes of the whole row.
     pub fn bytes(self) -> usize {
         (self.scales_at() + 2 * self.groups()).next_multiple_of(ALIGNMENT)
     }
 
-    /// Quantizes a row of values, which `value` gives by their columns.
+    /// Quantizes a row of values, which `value` returns by column.
     pub fn quantize(self, value: impl Fn(usize) -> f32, row: &mut [u8]) {
         assert_eq!(row.len(), self.bytes(), "a row of another form");
         row.fill(0);
@@ -198,7 +202,7 @@ impl QuantizedRow {
         (&row[self.codes_of(group)], bf16::from_le_bytes([row[scale], row[scale + 1]]))
     }
 
-    /// Hands each value of a row to `put`, with its column.
+    /// Calls `put` with the column and value of each element of a row.
     pub fn dequantize(self, row: &[u8], mut put: impl FnMut(usize, f32)) {
         assert_eq!(row.len(), self.bytes(), "a row of another form");
         for group in 0..self.groups() {
@@ -221,7 +225,7 @@ impl QuantizedRow {
     }
 }
 
-/// The smallest bf16 that is not below a number that is not negative. NaN stays NaN, one and the same.
+/// Rounds a nonnegative number up to bf16. Every NaN becomes the same NaN.
 fn rounded_up(value: f32) -> bf16 {
     if value.is_nan() {
         return bf16::NAN;
@@ -246,7 +250,7 @@ mod tests {
                 assert!(row.bytes() >= row.scales_at() + 2 * row.groups());
             }
         }
-        // 1 byte a value, 2 for each 128 of them; half a byte, 2 for each 64.
+        // 1 byte per value and 2 per 128 values, or half a byte per value and 2 per 64 values.
         assert_eq!(QuantizedRow::new(QuantizedFormat::Int8, 5120).bytes(), 5120 + 80);
         assert_eq!(QuantizedRow::new(QuantizedFormat::Nf4, 5120).bytes(), 2560 + 160);
     }
@@ -258,7 +262,8 @@ mod tests {
         }
     }
 
-    /// No other code stands for something nearer, the largest value keeps its sign and nearly its size, and zeros stay zeros.
+    /// No other code is nearer, the largest value keeps its sign and nearly its size, and zeros
+    /// stay zeros.
     #[test]
     fn codes_are_the_nearest() {
         let mut random = Random(4);
@@ -301,7 +306,8 @@ mod tests {
         }
     }
 
-    /// A number that is lost is seen: all of its group comes back as NaN, and no other group does.
+    /// A value that is not finite stays visible: its whole group becomes NaN, and no other group
+    /// does.
     #[test]
     fn what_is_not_finite_stays_visible() {
         let form = QuantizedRow::new(QuantizedFormat::Int8, 3 * GROUP);
@@ -329,7 +335,7 @@ mod tests {
         }
     }
 
-    /// Sixteen points as published, each the f32 next to its decimal.
+    /// The sixteen points as published, each the nearest f32.
     #[test]
     fn code_points_rise_and_have_a_zero() {
         assert!(NF4.windows(2).all(|pair| pair[0] < pair[1]));

@@ -1,8 +1,9 @@
-//! Random bits: those of weights and of rounding, and sequences of choices.
+//! Random bits for weights and rounding, and random sequences.
 //!
-//! Those of weights and of rounding are a pure function of (seed, step, tensor, element) without state, so they
-//! do not depend on launch geometry, thread count, call order or plan. The function is Philox 4x32 with
-//! ten rounds (Salmon et al., 2011). [`Random`] is for everything that is drawn one after another.
+//! The bits for weights and rounding are a pure, stateless function of (seed, step, tensor,
+//! element). They do not depend on launch geometry, thread count, call order or plan. The function
+//! is Philox 4x32 with ten rounds (Salmon et al., 2011). [`Random`] is for everything that is drawn
+//! sequentially.
 
 mod sequence;
 
@@ -10,78 +11,79 @@ pub use sequence::Random;
 
 use half::bf16;
 
-/// Words of the device tensor that carries seed and step: low seed, high seed, step.
+/// Words of the device tensor with seed and step: low seed, high seed, step.
 pub const SEED_WORDS: usize = 3;
 
-/// What the bits are for; keeps initialization apart from the updates of step 0.
+/// The purpose of the bits. It separates initialization from the updates of step 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Initial weights.
     Initialization,
     /// Stochastic rounding of an update.
     Rounding,
-    /// Elements that are dropped.
+    /// Dropout masks.
     Dropout,
-    /// Changes of pictures.
+    /// Image augmentation.
     Augmentation,
-    /// Weights that are predicted: their rounding, and directions that are drawn.
+    /// Predicted weights: their rounding, and random directions.
     Prediction,
 }
 
-/// Which tensor the bits are for: a parameter's number in its program, and its layer.
+/// The tensor that the bits are for: a parameter's number in its program, and its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
-    /// Number of the parameter among those of its program.
+    /// The parameter's number in its program.
     pub tensor: u16,
-    /// Layer, for a parameter of the repeated layer; 0 otherwise.
+    /// Layer, for a parameter of a repeated layer. 0 otherwise.
     pub layer: u16,
 }
 
-/// Seed and step, as the host sets them.
+/// Seed and step, as set by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seed {
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
-    /// Of the update.
+    /// Step of the update.
     pub step: u32,
 }
 
 impl Seed {
-    /// As the device tensor holds them.
+    /// Encodes it as the device tensor.
     pub fn to_words(self) -> [i32; SEED_WORDS] {
         [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32, self.step as i32]
     }
 
-    /// Back from the device tensor.
+    /// Decodes the device tensor.
     pub fn from_words(words: [i32; SEED_WORDS]) -> Seed {
         let seed = u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32;
         Seed { seed, step: words[2] as u32 }
     }
 }
 
-/// Words of the device tensor that says what is dropped: those of the seed, the micro-batch, and whether anything is.
+/// Words of the device tensor that controls dropout: those of the seed, the micro-batch, and
+/// whether dropout is enabled.
 pub const DROPOUT_WORDS: usize = SEED_WORDS + 2;
 
-/// What the elements that are dropped from a micro-batch depend on, as the host sets it.
+/// What determines the dropout of a micro-batch, as set by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DropoutWords {
-    /// Its step is that of the update that the gradients are for.
+    /// The seed. Its step is that of the update for which gradients are computed.
     pub seed: Seed,
-    /// Position in the step. Elements are counted through all micro-batches of a step, so no two of them share a mask, and how a
-    /// step is split changes none.
+    /// Position in the step. Elements are numbered across all micro-batches of a step, so no two
+    /// micro-batches share a mask, and splitting a step differently does not change it.
     pub micro_batch: u32,
-    /// Whether anything is dropped: an evaluation runs the same program without.
+    /// Whether dropout is enabled. An evaluation runs the same program without dropout.
     pub drops: bool,
 }
 
 impl DropoutWords {
-    /// As the device tensor holds them.
+    /// Encodes it as the device tensor.
     pub fn to_words(self) -> [i32; DROPOUT_WORDS] {
         let [low, high, step] = self.seed.to_words();
         [low, high, step, self.micro_batch as i32, i32::from(self.drops)]
     }
 
-    /// Back from the device tensor.
+    /// Decodes the device tensor.
     pub fn from_words(words: [i32; DROPOUT_WORDS]) -> DropoutWords {
         let [low, high, step, micro_batch, drops] = words;
         let seed = Seed::from_words([low, high, step]);
@@ -89,32 +91,32 @@ impl DropoutWords {
     }
 }
 
-/// Words of the device tensor that says what runs: whether it is a training step, low seed, high seed.
+/// Words of the device tensor with the phase: whether it is a training step, low seed, high seed.
 pub const PHASE_WORDS: usize = 3;
 
-/// What runs, as the host sets it for ops that do something else in an evaluation than in a training step.
+/// The phase, as set by the host, for ops that differ between training and evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PhaseWords {
     /// Whether it is the forward pass of a training step, or its recomputation.
     pub training: bool,
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
 }
 
 impl PhaseWords {
-    /// As the device tensor holds them.
+    /// Encodes it as the device tensor.
     pub fn to_words(self) -> [i32; PHASE_WORDS] {
         [i32::from(self.training), self.seed as u32 as i32, (self.seed >> 32) as u32 as i32]
     }
 
-    /// Back from the device tensor.
+    /// Decodes the device tensor.
     pub fn from_words([training, low, high]: [i32; PHASE_WORDS]) -> PhaseWords {
         let seed = u64::from(low as u32) | u64::from(high as u32) << 32;
         PhaseWords { training: training != 0, seed }
     }
 }
 
-/// An element is dropped if its word is below this.
+/// An element is dropped if its random word is below this threshold.
 pub fn drop_threshold(rate: f32) -> u32 {
     (f64::from(rate) * 4_294_967_296.0) as u32
 }
@@ -125,8 +127,8 @@ pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 
     philox(counter(seed, stream, block), key(seed, purpose))
 }
 
-/// [`words`] of `N` blocks that follow each other, word by word: `[word][block]`. The same words, in a form that compilers turn into
-/// vector instructions.
+/// [`words`] of `N` consecutive blocks, as `[word][block]`: the same words in a form that compilers
+/// can vectorize.
 // The index is that of a block in each of four arrays.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
@@ -171,11 +173,12 @@ fn counter(seed: Seed, stream: Stream, block: u64) -> [u32; 4] {
     [block as u32, (block >> 32) as u32, tensor, seed.step]
 }
 
-/// Rounds at random to one of both neighbours, so that the mean over all `bits` is the value: adds them below the last place
-/// that is kept, and cuts off. What bf16 holds stays as it is, and so does what is not finite.
+/// Stochastic rounding to one of the two neighbors, so that the mean over all `bits` is the value:
+/// adds the bits below the last place that is kept, and truncates. Values that bf16 can represent
+/// and values that are not finite stay unchanged.
 #[inline(always)]
 pub fn round_to_bf16(value: f32, bits: u16) -> bf16 {
-    // Without branches, so that loops become vector instructions. A NaN becomes a quiet one, as in every conversion.
+    // Branch-free, so that loops can be vectorized. A NaN becomes quiet, as in every conversion.
     const QUIET: u32 = 0x0040_0000;
     let word = value.to_bits();
     let kept = if value.is_nan() { word | QUIET } else { word };
@@ -218,7 +221,7 @@ mod tests {
     #[test]
     fn blocks_together_have_the_words_of_each() {
         let stream = Stream { tensor: 7, layer: 3 };
-        // Across the border of the low word, and of all blocks.
+        // Across the wraparound of the low word, and of the block number.
         for first in [0, 41, u64::from(u32::MAX) - 2, u64::MAX - 3] {
             let seed = Seed { seed: 0x1234_5678_9abc_def0, step: 5 };
             let together = words_of_blocks::<8>(seed, Purpose::Rounding, stream, first);

@@ -1,4 +1,4 @@
-//! Recomputation: the backward pass recomputes the tensors that are not kept.
+//! Recomputation, in the backward pass, of tensors that are not kept.
 
 use crate::codec::drop_codes;
 use crate::fp8_forms::drop_unread_forms;
@@ -8,12 +8,12 @@ use crate::overwrite::copy_what_is_still_needed;
 use crate::{Graph, Op, TensorId};
 
 /// Rewrites a differentiated graph so that the backward pass reads only those saved tensors for
-/// which `is_kept` holds; the others it recomputes, from the nearest kept ones, just before their
-/// first use. The same ops on the same operands give the same bits.
+/// which `is_kept` returns true. It recomputes the others from the nearest kept ones, just before
+/// their first use. The same ops on the same operands give the same bits.
 ///
-/// Tensors from outside (parameters, inputs, what earlier sections pass on) are always available.
-/// Where the sum of a fused residual norm is kept, the norm is recomputed from the sum. `results` are the
-/// tensors that are read after the graph has run.
+/// Tensors from outside (parameters, inputs, carried tensors) are always available. If the sum of a
+/// fused residual norm is kept, the norm is recomputed from the sum. `results` are the tensors that
+/// are read after the graph has run.
 pub fn recompute(graph: &mut Graph, results: &[TensorId], is_kept: impl Fn(TensorId) -> bool) {
     let nodes = graph.nodes().to_vec();
     let mut again = Again { replacement: vec![None; graph.tensors().len()] };
@@ -34,17 +34,17 @@ pub fn recompute(graph: &mut Graph, results: &[TensorId], is_kept: impl Fn(Tenso
     drop_codes(graph);
     drop_unread_forms(graph);
     fuse_with_gradients(graph, results);
-    // Recomputed tensors may be read where the backward pass has overwritten the original.
+    // Recomputed tensors may be read after the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);
 }
 
 struct Again {
-    /// For a forward tensor that was dropped, the tensor that the backward pass reads instead.
+    /// For a forward tensor that was not kept, the tensor that the backward pass reads instead.
     replacement: Vec<Option<TensorId>>,
 }
 
 impl Again {
-    /// Emits whatever is needed to make `wanted` available in the backward pass.
+    /// Emits the nodes needed to make `wanted` available in the backward pass.
     fn ensure(
         &mut self,
         graph: &mut Graph,
@@ -53,7 +53,7 @@ impl Again {
         is_kept: &impl Fn(TensorId) -> bool,
         emitted: &mut Vec<Node>,
     ) {
-        // An explicit stack: a chain of dropped tensors may be as long as the graph.
+        // An explicit stack, because a chain of dropped tensors may be as long as the graph.
         let mut stack = vec![wanted];
         while let Some(&tensor) = stack.last() {
             let at_hand = |id: TensorId, again: &Again| {
@@ -103,8 +103,8 @@ impl Again {
     }
 }
 
-/// The op that recomputes a node's outputs, and how many of them: the node's own op, or a
-/// plain norm of the kept sum, which yields all but the sum (the last).
+/// The op that recomputes a node's outputs, and how many of them: the node's own op, or a plain
+/// norm of the kept sum, which yields all outputs but the sum (the last).
 fn redo(node: &Node, is_kept: &impl Fn(TensorId) -> bool) -> (Op<TensorId>, usize) {
     let outputs = node.outputs.len();
     if let Op::Norm { delta: Some(_), weight, bias, kind, epsilon, .. } = node.op {

@@ -1,4 +1,4 @@
-//! A template: the graph of one block of a model, and how it connects to the blocks around it.
+//! A template: the graph of one block of a model, and its connections to other blocks.
 
 use crate::autodiff::{GradientRequest, differentiate, find_wanted, parameter_gradient_dtype};
 use crate::graph::Phase;
@@ -11,35 +11,35 @@ use std::collections::BTreeMap;
 /// The graph of a block, which a [`Program`](crate::Program) may repeat any number of times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// For messages: `embedding`, `layer`, `head`.
+    /// Name for messages: `embedding`, `layer`, `head`.
     pub name: String,
     /// Forward nodes and, once differentiated, backward nodes.
     pub graph: Graph,
-    /// What it takes from blocks before it. Gradients flow back the same way.
+    /// Tensors that it takes from earlier blocks. Gradients flow back the same way.
     pub carried_in: Vec<Carried>,
-    /// What it passes on to blocks after it.
+    /// Tensors that it passes to later blocks.
     pub carried_out: Vec<Carried>,
-    /// Tensors that any later block may read by name, without a gradient: tables.
+    /// Tensors that any later block may read by name, without a gradient, such as tables.
     pub exports: Vec<(String, TensorId)>,
     /// Results for the host: `loss`, `logits`.
     pub results: Vec<(String, TensorId)>,
-    /// What [`Program::differentiate`](crate::Program::differentiate) added; none if no gradient
+    /// Added by [`Program::differentiate`](crate::Program::differentiate). `None` if no gradient
     /// reaches the section.
     pub backward: Option<SectionBackward>,
 }
 
-/// A tensor that one block passes to another. A block takes what the last block before it passed on
-/// under the same name.
+/// A tensor passed from one block to another. A block takes the tensor that the last block before
+/// it passed on under the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// `hidden` for the residual stream; a skip connection has its own name.
+    /// `hidden` for the residual stream. A skip connection has its own name.
     pub name: String,
-    /// In the graph of the section.
+    /// The tensor in the section's graph.
     pub tensor: TensorId,
 }
 
 impl Carried {
-    /// A tensor under a name.
+    /// A tensor with a name.
     pub fn new(name: impl Into<String>, tensor: TensorId) -> Carried {
         Carried { name: name.into(), tensor }
     }
@@ -48,10 +48,10 @@ impl Carried {
 /// How the backward nodes of a section connect to the rest of the program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SectionBackward {
-    /// The gradient of each of `carried_out`, from the block that took it.
+    /// The gradient of each tensor of `carried_out`, from the block that took it.
     pub carried_out_gradients: Vec<TensorId>,
-    /// The gradient of each of `carried_in`, for the block that produced it; none where no earlier block
-    /// learns.
+    /// The gradient of each tensor of `carried_in`, for the block that produced it. `None` if no
+    /// earlier block is trained.
     pub carried_in_gradients: Vec<Option<TensorId>>,
     /// One entry per trainable parameter of the section.
     pub parameters: Vec<ParameterGradient>,
@@ -64,7 +64,7 @@ pub struct ParameterGradient {
     pub parameter: TensorId,
     /// The gradient so far, if the section adds to one. Shares memory with `gradient`.
     pub accumulator: Option<TensorId>,
-    /// The gradient with this micro-batch's part.
+    /// The gradient including this micro-batch's part.
     pub gradient: TensorId,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct SectionRequest<'a> {
     pub(crate) gradient_dtype: DType,
     /// A result whose gradient is 1.
     pub(crate) loss: Option<TensorId>,
-    /// For each of `carried_in`, whether its gradient is needed.
+    /// Whether the gradient of each tensor of `carried_in` is needed.
     pub(crate) wants_carried: &'a [bool],
 }
 
@@ -91,8 +91,8 @@ impl Section {
         ids
     }
 
-    /// Tensors that come from outside under their own name: inputs, exports, parameters, caches. Carried
-    /// tensors and gradients are not among them.
+    /// Tensors that come from outside under their own name: inputs, exports, parameters, caches.
+    /// Excludes carried tensors and gradients.
     pub fn outside_tensors(&self) -> Vec<TensorId> {
         self.graph
             .ids()
@@ -113,12 +113,12 @@ impl Section {
         self.graph.tensors().iter().any(|tensor| tensor.class == trainable)
     }
 
-    /// Where a carried tensor of this name is taken.
+    /// Index of a tensor in `carried_in`, by name.
     pub fn taken(&self, name: &str) -> Option<usize> {
         self.carried_in.iter().position(|carried| carried.name == name)
     }
 
-    /// Where a carried tensor of this name is passed on.
+    /// Index of a tensor in `carried_out`, by name.
     pub fn handed_on(&self, name: &str) -> Option<usize> {
         self.carried_out.iter().position(|carried| carried.name == name)
     }
@@ -127,7 +127,7 @@ impl Section {
         Err(GraphError::Section { section: self.name.clone(), problem })
     }
 
-    /// Names that must not repeat within a section.
+    /// Checks that names are unique within the section.
     pub(crate) fn check_names(&self) -> Result<(), GraphError> {
         let outside = self.outside_tensors().into_iter().map(|id| &self.graph.tensor(id).name);
         let sets: [(&str, Vec<&String>); 4] = [
@@ -148,7 +148,8 @@ impl Section {
         Ok(())
     }
 
-    /// Later blocks read exports as inputs; no gradient flows back through them.
+    /// Checks that exports need no gradient. Later blocks read them as inputs, and no gradient
+    /// flows back.
     fn check_exports(&self) -> Result<(), GraphError> {
         let carried: Vec<TensorId> = self.carried_in.iter().map(|carried| carried.tensor).collect();
         let wanted = find_wanted(&self.graph, &carried);
@@ -161,9 +162,10 @@ impl Section {
         }
     }
 
-    /// What depends on a running statistic cannot be recomputed: the statistic has moved on by then. So neither the
-    /// backward pass nor another block may read it. What an op reads in evaluations alone does not count: an evaluation
-    /// recomputes nothing and changes no statistic.
+    /// Checks that neither the backward pass nor another block reads a tensor that depends on a
+    /// running statistic. It cannot be recomputed, because the statistic has changed by then.
+    /// Operands that an op reads only in evaluations do not count: an evaluation recomputes nothing
+    /// and changes no statistic.
     fn check_running(&self) -> Result<(), GraphError> {
         let graph = &self.graph;
         let is_running =

@@ -5,24 +5,25 @@ use crate::{
     NormActivation, NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
 };
 
-/// How [`SectionBuilder::batch_norm`] normalizes.
+/// Options of [`SectionBuilder::batch_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNormOptions {
     /// Added to the variance.
     pub epsilon: f32,
-    /// How far running statistics move to those of a micro-batch.
+    /// Fraction by which running statistics move toward those of a micro-batch.
     pub momentum: f32,
-    /// What follows.
+    /// The activation after the norm.
     pub activation: NormActivation,
 }
 
-/// The name under which sections pass on the residual stream.
+/// The name of the residual stream between sections.
 const HIDDEN: &str = "hidden";
 
-/// Builds the sections of a language model: creates parameters on the fly and knows the sizes of a batch.
+/// Builds the sections of a language model: creates parameters on the fly and knows the batch size.
 ///
-/// For anything without a method, use an [`Op`] with [`SectionBuilder::apply`]. The caller names the
-/// parameters, each name once in a section. Stages that run once and use the same name share the parameter.
+/// For anything without a method, use an [`Op`] with [`SectionBuilder::apply`]. The caller names
+/// the parameters. A name must be unique within a section. Stages that run once and use the same
+/// name share the parameter.
 ///
 /// ```
 /// use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
@@ -57,8 +58,8 @@ pub struct SectionBuilder {
 }
 
 impl SectionBuilder {
-    /// A section that takes nothing from others, for batches of `batch` sequences of `sequence` tokens.
-    /// Its parameters and activations are stored as `dtype`.
+    /// A section that takes no carried tensors, for batches of `batch` sequences of `sequence`
+    /// tokens. Its parameters and activations are stored as `dtype`.
     pub fn new(
         name: impl Into<String>,
         batch: usize,
@@ -70,10 +71,10 @@ impl SectionBuilder {
         SectionBuilder { name, graph, carried_in, batch, sequence, dtype, training }
     }
 
-    /// A section that takes what `before` passes on as `hidden`: the residual stream (B, T, C).
+    /// A section that takes the tensor `hidden` of `before`: the residual stream (B, T, C).
     ///
     /// # Errors
-    /// The section before does not pass on a tensor of that name and form.
+    /// The section before does not pass on a tensor with that name and rank.
     pub fn after(
         before: &Section,
         name: impl Into<String>,
@@ -90,38 +91,39 @@ impl SectionBuilder {
         Ok((builder, hidden))
     }
 
-    /// Takes a tensor that a block before passes on under this name.
+    /// Takes a tensor that an earlier block passes on under this name.
     pub fn take(&mut self, name: &str, shape: impl Into<Shape>) -> TensorId {
         let tensor = self.graph.source(name, shape, self.dtype, TensorClass::Activation);
         self.carried_in.push(Carried::new(name, tensor));
         tensor
     }
 
-    /// A column of a batch, (B, T) i32: `tokens`, `targets`, `positions` or `segments`.
+    /// A batch input, (B, T) i32: `tokens`, `targets`, `positions` or `segments`.
     pub fn input(&mut self, name: &str) -> TensorId {
         self.graph.input(name, [self.batch, self.sequence], DType::I32)
     }
 
-    /// An input of any form, by its name. A micro-batch has entries for it.
+    /// An input of any shape and dtype. Micro-batches must contain it under this name.
     pub fn input_of(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> TensorId {
         self.graph.input(name, shape, dtype)
     }
 
-    /// Parameters created from here on are frozen.
+    /// Freezes parameters created from now on.
     pub fn freeze(&mut self) {
         self.training = Training::Frozen;
     }
 
-    /// A parameter, which learns unless the section is frozen.
+    /// A parameter, which is trainable unless the section is frozen.
     pub fn parameter(&mut self, name: &str, shape: impl Into<Shape>) -> TensorId {
         self.graph.parameter(name, shape, self.dtype, self.training)
     }
 
-    /// Keeps a moving average of `x` as the running statistic `name`, in f32: each micro-batch of a training step
-    /// moves it by `momentum` of the way to `x`. Checkpoints have it; no gradient passes through it.
+    /// Keeps a moving average of `x` as the running statistic `name`, in f32: each micro-batch of a
+    /// training step moves it toward `x` by the fraction `momentum`. It is saved in checkpoints and
+    /// passes no gradient.
     ///
     /// # Errors
-    /// A momentum that is not from 0 to 1.
+    /// The momentum is not in the range 0 to 1.
     pub fn moving_average(
         &mut self,
         name: &str,
@@ -138,12 +140,13 @@ impl SectionBuilder {
         Ok(())
     }
 
-    /// Batch norm of the channels of `x` (.., C), the residual sum with `addend` and an activation, in one pass. The
-    /// parameters are `NAME.weight` and `NAME.bias`, the running statistics `NAME.running_mean` and `NAME.running_var`.
-    /// `phase` is the input of [`PhaseWords`](crate::random::PhaseWords).
+    /// Batch norm of the channels of `x` (.., C), the residual sum with `addend` and an activation,
+    /// in one pass. The parameters are `NAME.weight` and `NAME.bias`, the running statistics
+    /// `NAME.running_mean` and `NAME.running_var`. `phase` is the input with
+    /// [`PhaseWords`](crate::random::PhaseWords).
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn batch_norm(
         &mut self,
         name: &str,
@@ -179,23 +182,23 @@ impl SectionBuilder {
         &self.graph.tensor(tensor).shape
     }
 
-    /// The first output of any op.
+    /// Applies any op and returns its first output.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<TensorId, GraphError> {
         Ok(self.graph.apply(name, op)?[0])
     }
 
-    /// All outputs of any op.
+    /// Applies any op and returns all outputs.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn apply_all(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
         self.graph.apply(name, op)
     }
 
-    /// Rows of the parameter `INPUT.weight` (rows, width) picked by a column of the batch: (B, T, width).
+    /// Rows of the parameter `INPUT.weight` (rows, width) selected by a batch input: (B, T, width).
     ///
     /// # Errors
     /// Sizes of zero.
@@ -210,10 +213,10 @@ impl SectionBuilder {
         self.apply(&format!("{input}.embedding"), Op::Embedding { ids, table })
     }
 
-    /// `x` (.., K) times the parameter `NAME.weight` (width, K): (.., width).
+    /// `x` (.., K) times the transposed parameter `NAME.weight` (width, K): (.., width).
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn linear(
         &mut self,
         name: &str,
@@ -223,11 +226,11 @@ impl SectionBuilder {
         self.project(name, x, width, None)
     }
 
-    /// [`SectionBuilder::linear`] to the width of `addend`, which is added: how a branch joins
+    /// [`SectionBuilder::linear`] to the width of `addend`, which is added, so that a branch joins
     /// the residual stream.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn linear_onto(
         &mut self,
         name: &str,
@@ -250,10 +253,10 @@ impl SectionBuilder {
         self.apply(name, Op::Linear { x, weight, bias: None, addend })
     }
 
-    /// `x` divided by its root mean square over the width, times the parameter `NAME.weight`.
+    /// RMS norm of `x` over the width, with the parameter `NAME.weight`.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn rms_norm(
         &mut self,
         name: &str,
@@ -266,10 +269,10 @@ impl SectionBuilder {
         self.apply(name, Op::Norm { x, delta, weight, bias, kind, epsilon })
     }
 
-    /// A function of every element.
+    /// An elementwise activation.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn activation(
         &mut self,
         name: &str,
@@ -279,11 +282,11 @@ impl SectionBuilder {
         self.apply(name, Op::Activation { x, function })
     }
 
-    /// Every token attends to itself and those before it. `qkv` (B, T, (Q+2K)·D) holds the heads of
-    /// queries, keys and values: yields (B, T, Q·D).
+    /// Causal attention: every token attends to itself and earlier tokens. `qkv` (B, T, (Q+2K)·D)
+    /// contains the heads of queries, keys and values. Returns (B, T, Q·D).
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn causal_attention(
         &mut self,
         name: &str,
@@ -294,22 +297,23 @@ impl SectionBuilder {
         self.apply(name, Op::Attention { qkv, segments: None, heads, mask: Mask::Causal, scale })
     }
 
-    /// The section, which passes on `hidden` under that name.
+    /// Finishes the section, which passes on `hidden` under that name.
     pub fn hand_on(self, hidden: TensorId) -> Section {
         self.hand_on_all(vec![Carried::new(HIDDEN, hidden)])
     }
 
-    /// The section, which passes on several tensors.
+    /// Finishes the section, which passes on several tensors.
     pub fn hand_on_all(self, carried_out: Vec<Carried>) -> Section {
         let SectionBuilder { name, graph, carried_in, .. } = self;
         Section { name, graph, carried_in, carried_out, ..Section::default() }
     }
 
-    /// The section, whose result is the cross-entropy of `hidden` times the parameter `head.weight`
-    /// (vocabulary, C) against the targets. `chunk_rows` rows of logits exist at a time.
+    /// Finishes the section with the result `loss`, the cross-entropy of `hidden` times the
+    /// parameter `head.weight` (vocabulary, C) against the targets. Logits are computed
+    /// `chunk_rows` rows at a time.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn loss(
         self,
         hidden: TensorId,
@@ -319,11 +323,11 @@ impl SectionBuilder {
         self.loss_of("head.weight", hidden, vocabulary, chunk_rows)
     }
 
-    /// [`SectionBuilder::loss`] by the parameter `weight` (vocabulary, C): tied, if a stage that runs once
-    /// has one of the same name.
+    /// [`SectionBuilder::loss`] with the parameter `weight` (vocabulary, C). It is tied if a stage
+    /// that runs once has a parameter of the same name.
     ///
     /// # Errors
-    /// Operands that do not fit.
+    /// Operands that do not match.
     pub fn loss_of(
         mut self,
         weight: &str,

@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// The extent of a tensor along each axis, row-major. A scalar has no axes.
+/// The extents of a tensor's axes, row-major. A scalar has no axes.
 ///
-/// The number of elements, at 8 bytes each, always fits a `usize`: [`Shape::checked`] refuses what does
-/// not, and every other constructor panics.
+/// The byte count at 8 bytes per element always fits in a `usize`: [`Shape::checked`] returns
+/// `None` if it does not, and every other constructor panics.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape(Vec<usize>);
 
@@ -13,7 +13,7 @@ impl Shape {
         Shape(Vec::new())
     }
 
-    /// A shape whose element count (and byte count, at 8 bytes an element) cannot overflow.
+    /// A shape whose byte count, at 8 bytes per element, does not overflow.
     pub fn checked(axes: &[usize]) -> Option<Shape> {
         let mut count: usize = 8;
         for &axis in axes {
@@ -32,12 +32,12 @@ impl Shape {
         self.0.len()
     }
 
-    /// Number of elements; 1 for a scalar.
+    /// Number of elements. 1 for a scalar.
     pub fn elements(&self) -> usize {
         self.0.iter().product()
     }
 
-    /// The last extent; 1 for a scalar. Most ops see a tensor as rows of this width.
+    /// The last extent. 1 for a scalar. Most ops treat a tensor as rows of this width.
     pub fn width(&self) -> usize {
         self.0.last().copied().unwrap_or(1)
     }
@@ -50,7 +50,7 @@ impl Shape {
     /// The same rows with another width: `(B, T, C)` becomes `(B, T, width)`.
     ///
     /// # Panics
-    /// If that has too many elements.
+    /// If the result has too many elements.
     pub fn with_width(&self, width: usize) -> Shape {
         let mut axes = self.0.clone();
         match axes.last_mut() {
@@ -65,10 +65,10 @@ impl Shape {
         Shape(self.0[..self.0.len().saturating_sub(1)].to_vec())
     }
 
-    /// The same axes and one more.
+    /// The shape with another axis appended.
     ///
     /// # Panics
-    /// If that has too many elements.
+    /// If the result has too many elements.
     pub fn then(&self, extent: usize) -> Shape {
         let mut axes = self.0.clone();
         axes.push(extent);
@@ -77,7 +77,7 @@ impl Shape {
 }
 
 /// # Panics
-/// If the shape has too many elements; [`Shape::checked`] does not.
+/// If the shape has too many elements. [`Shape::checked`] does not panic.
 impl From<&[usize]> for Shape {
     fn from(axes: &[usize]) -> Shape {
         Shape::checked(axes).unwrap_or_else(|| panic!("a tensor of {axes:?} has too many elements"))

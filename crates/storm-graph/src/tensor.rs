@@ -1,12 +1,12 @@
 use crate::{DType, Shape};
 use std::fmt;
 
-/// A value in a [`Graph`](crate::Graph): assigned once, by one node or from outside.
+/// The ID of a value in a [`Graph`](crate::Graph): assigned once, by one node or from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub(crate) u32);
 
 impl TensorId {
-    /// Position in [`Graph::tensors`](crate::Graph::tensors).
+    /// Index into [`Graph::tensors`](crate::Graph::tensors).
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -18,47 +18,48 @@ impl fmt::Display for TensorId {
     }
 }
 
-/// What a tensor is for. The planner decides by class where a tensor lives and when it moves.
+/// The role of a tensor. The planner decides by class where a tensor is stored and when it moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorClass {
-    /// Data of the batch and per-step scalars; comes from the host.
+    /// Batch data and per-step scalars from the host.
     Input,
-    /// A weight. A frozen one has no gradient and no optimizer state.
+    /// A weight. A frozen weight has no gradient and no optimizer state.
     Parameter(Training),
     /// The gradient of a parameter, accumulated over the micro-batches of a step.
     Gradient,
     /// Moments and master weights.
     OptimizerState,
-    /// What a layer keeps from one run of its program to the next: keys and values of a text so far.
+    /// State that a layer keeps between runs of its program: the keys and values of the text so
+    /// far.
     Cache,
-    /// Computed by a node and read by others, activation gradients included.
+    /// Computed by a node and read by others. Includes activation gradients.
     Activation,
-    /// Working memory of the one node that lists it as an output; no node reads it.
+    /// Working memory of the node that lists it as an output. No node reads it.
     Scratch,
 }
 
-/// Whether a parameter learns.
+/// Whether a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Training {
     /// It has a gradient and is updated.
     Trainable,
     /// It never changes, and nothing is computed for it.
     Frozen,
-    /// It has no gradient: the forward pass of a training step changes it, once per micro-batch and in order. A
-    /// running mean, for example. Neither a recomputation nor an evaluation changes it.
+    /// It has no gradient: the forward pass of a training step changes it, once per micro-batch and
+    /// in order. An example is a running mean. Recomputation and evaluation do not change it.
     Running,
 }
 
-/// A tensor's description; its data lives on a device.
+/// A tensor's description. Its data is on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Used in errors, traces and plans.
+    /// Name for errors, traces and plans.
     pub name: String,
     /// Extents, row-major.
     pub shape: Shape,
     /// Storage of one element.
     pub dtype: DType,
-    /// What it is for.
+    /// The role.
     pub class: TensorClass,
 }
 

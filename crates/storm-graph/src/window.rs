@@ -1,22 +1,22 @@
-//! Windows that move over planes, and how a convolution cuts its images into chunks.
+//! Sliding windows over images, and how a convolution divides its images into chunks.
 
 use crate::{DType, Shape};
 use std::ops::Range;
 
-/// A window that moves over the plane of an image: height first, then width. Positions beyond the edge are zeros to a
-/// convolution and to an average, and never the largest.
+/// A window that slides over an image: height first, then width. Padding counts as zeros in
+/// convolutions and averages, and is never the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Extents of the window.
     pub kernel: [usize; 2],
-    /// Steps from one position of the window to the next.
+    /// Steps from one window position to the next.
     pub stride: [usize; 2],
-    /// How far the first position begins before the edge, and the last may end behind it.
+    /// How far the first position starts before the edge, and the last may end after it.
     pub padding: [usize; 2],
 }
 
 impl Window {
-    /// No extent of a plane or a window is larger, so that sums of a few of them fit 32 bits.
+    /// Maximum extent of an image or a window, so that sums of a few extents fit in 32 bits.
     pub const EXTENT_MAX: usize = 1 << 28;
 
     /// A square window.
@@ -24,26 +24,26 @@ impl Window {
         Window { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] }
     }
 
-    /// One that covers a whole plane: pooling over all positions.
+    /// A window that covers a whole image, for global pooling.
     pub fn whole(height: usize, width: usize) -> Window {
         Window { kernel: [height, width], stride: [1, 1], padding: [0, 0] }
     }
 
-    /// How many positions of the plane it covers.
+    /// Number of pixels that it covers.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Whether a convolution with it is a product of each position by itself.
+    /// Whether a convolution with it is a separate product for each pixel.
     pub fn is_pointwise(&self) -> bool {
         *self == Window::square(1, 1, 0)
     }
 
-    /// How many positions it has over a plane, or why it has none.
+    /// The number of window positions along each axis of an image.
     ///
     /// # Errors
-    /// A text: an extent of zero or beyond [`Window::EXTENT_MAX`], padding in which a window lies as a whole, or a window
-    /// larger than the padded plane.
+    /// A message: an extent is zero or beyond [`Window::EXTENT_MAX`], a window could lie completely
+    /// in the padding, or the window is larger than the padded image.
     pub fn positions(&self, plane: [usize; 2]) -> Result<[usize; 2], String> {
         let mut positions = [0; 2];
         for axis in 0..2 {
@@ -67,7 +67,8 @@ impl Window {
         Ok(positions)
     }
 
-    /// Which of its rows (axis 0) or columns (axis 1) lie inside a plane of that extent when it is at `position`.
+    /// The rows (axis 0) or columns (axis 1) of the window at `position` that are inside an image
+    /// of this extent.
     pub fn inside(&self, axis: usize, position: usize, extent: usize) -> Range<usize> {
         let start = position * self.stride[axis];
         let padding = self.padding[axis];
@@ -75,7 +76,7 @@ impl Window {
         first..self.kernel[axis].min((extent + padding).saturating_sub(start)).max(first)
     }
 
-    /// The positions, of so many, at which it covers row or column `at` of the plane.
+    /// The window positions, out of `positions`, that cover row or column `at` of the image.
     pub fn covering(&self, axis: usize, at: usize, positions: usize) -> Range<usize> {
         let (at, stride) = (at + self.padding[axis], self.stride[axis]);
         let first = (at + 1).saturating_sub(self.kernel[axis]).div_ceil(stride);
@@ -84,26 +85,27 @@ impl Window {
     }
 }
 
-/// Images, and a window over each: the numbers that kernels of convolutions and pools work with.
+/// A batch of images and a window: the sizes that convolution and pooling kernels use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
-    /// B.
+    /// B: number of images.
     pub images: usize,
-    /// (H, W) of an image.
+    /// (H, W): size of an image.
     pub input: [usize; 2],
-    /// (OH, OW): positions of the window.
+    /// (OH, OW): number of window positions.
     pub output: [usize; 2],
-    /// C of the input.
+    /// C: number of input channels.
     pub channels: usize,
     /// The window.
     pub window: Window,
 }
 
 impl Planes {
-    /// Of an input (B, H, W, C).
+    /// The sizes for an input (B, H, W, C).
     ///
     /// # Errors
-    /// A text: another number of axes, a window that does not fit, or columns that no memory holds.
+    /// A message: the rank is wrong, the window does not fit, or the columns are too large for any
+    /// memory.
     pub fn new(input: &Shape, window: Window) -> Result<Planes, String> {
         let &[images, height, width, channels] = input.axes() else {
             return Err(format!("images must have the axes (B, H, W, C), not {input}"));
@@ -120,38 +122,40 @@ impl Planes {
             .ok_or_else(|| format!("columns of {input} with {window:?} are too many"))
     }
 
-    /// Shape of the output with so many channels.
+    /// Shape of the output with this many channels.
     ///
     /// # Errors
-    /// A text: it has too many elements.
+    /// A message: it has too many elements.
     pub fn output_shape(&self, channels: usize) -> Result<Shape, String> {
         let axes = [self.images, self.output[0], self.output[1], channels];
         Shape::checked(&axes).ok_or_else(|| format!("a tensor of {axes:?} has too many elements"))
     }
 
-    /// Positions of the window in an image.
+    /// Number of window positions in an image.
     pub fn positions(&self) -> usize {
         self.output[0] * self.output[1]
     }
 
-    /// Positions of an image.
+    /// Number of pixels in an image.
     pub fn pixels(&self) -> usize {
         self.input[0] * self.input[1]
     }
 
-    /// What a window covers: KH·KW·C, the width of a convolution's weight.
+    /// Elements that a window covers: KH·KW·C, the width of a convolution's weight.
     pub fn covered(&self) -> usize {
         self.window.taps() * self.channels
     }
 
-    /// Elements from one row of columns to the next. A row holds what a window covers, in the order (kh, kw, channel),
-    /// and zeros up to a multiple of 8: tensor cores read whole packs.
+    /// Elements from one row of columns to the next. A row contains the elements that a window
+    /// covers, in the order (kh, kw, channel), and zeros up to a multiple of 8, because tensor
+    /// cores read whole packs.
     pub fn column_stride(&self) -> usize {
         self.covered().next_multiple_of(PACK)
     }
 
-    /// Whether kernels on tensor cores, which need no columns, can sum over so many channels, count all positions and the
-    /// elements that a window spans in 32 bits, and have a bit for each tap.
+    /// Whether tensor-core kernels, which need no columns, support this. They sum over this many
+    /// channels, count all positions and the elements that a window spans in 32 bits, and have one
+    /// bit per tap.
     pub fn suit_tensor_cores(&self, dtype: DType, channels: usize) -> bool {
         let most = self.positions().max(self.pixels()).checked_mul(self.images);
         let row = self.input[1].max(self.output[1]).checked_mul(channels.max(self.channels));
@@ -161,9 +165,10 @@ impl Planes {
         dtype == DType::BF16 && channels.is_multiple_of(PACK) && self.window.taps() <= 31 && fits
     }
 
-    /// How many images have their columns in memory at a time, at most so many bytes of them with elements of
-    /// `element_bytes`: as many chunks as that takes, of nearly equal numbers of images, at least one. From eight
-    /// images on a chunk has a multiple of eight, so that chunks of every tensor begin on 16 bytes.
+    /// Number of images whose columns are in memory at a time, limited to `chunk_bytes` with
+    /// elements of `element_bytes`. There are as many chunks as needed, with nearly equal numbers
+    /// of images, at least one. Chunks of eight or more images have a multiple of eight, so that
+    /// chunks of every tensor are aligned to 16 bytes.
     pub fn images_per_chunk(&self, element_bytes: usize, chunk_bytes: usize) -> usize {
         let image_bytes =
             self.positions().saturating_mul(self.column_stride()).saturating_mul(element_bytes);
@@ -180,42 +185,42 @@ impl Planes {
 /// Elements that kernels load and store at once.
 pub const PACK: usize = 8;
 
-/// The parts of all positions over which a weight's gradient is summed, each by blocks of its own. They follow from the
-/// shape alone: the order of the sum must not depend on a card.
+/// The parts of all positions over which a weight's gradient is summed, each by its own blocks.
+/// They depend only on the shape, because the order of the sum must not depend on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientParts {
-    /// How many there are.
+    /// Number of parts.
     pub count: usize,
-    /// Positions of each but the last, a multiple of [`GradientParts::SLAB`].
+    /// Positions of each part but the last, a multiple of [`GradientParts::SLAB`].
     pub positions: usize,
 }
 
 impl GradientParts {
-    /// Positions that a block takes at a time.
+    /// Positions that a block processes at a time.
     pub const SLAB: usize = 64;
     /// Columns of a block's tile.
     const TILE_COLUMNS: usize = 128;
-    /// Blocks that a large card runs at a time, with tiles of 64 outputs and of 128.
+    /// Blocks that a large GPU runs at a time, with tiles of 64 and of 128 outputs.
     const BLOCKS: [usize; 2] = [396, 264];
-    /// What it costs to begin and end a block, in slabs.
+    /// Overhead of starting and ending a block, in slabs.
     const OVERHEAD: usize = 3;
-    /// Most bytes of all parts.
+    /// Maximum bytes of all parts.
     const BYTES_MAX: usize = 32 << 20;
 
-    /// Whether the gradient is summed in parts: by tensor cores, straight from the images.
+    /// Whether the gradient is summed in parts: by tensor cores, directly from the images.
     pub fn apply(dtype: DType, planes: &Planes, outputs: usize) -> bool {
         let is_whole = outputs.is_multiple_of(PACK) && planes.images > 0;
         is_whole && planes.suit_tensor_cores(dtype, planes.channels)
     }
 
-    /// For a weight with so many outputs.
+    /// The parts for a weight with this many outputs.
     pub fn new(planes: &Planes, outputs: usize) -> GradientParts {
         let [across, down] = Self::tiles(planes, outputs);
         let slabs = (planes.images * planes.positions()).div_ceil(Self::SLAB).max(1);
         let bytes = outputs * planes.covered() * size_of::<f32>();
         let most = (Self::BYTES_MAX / bytes.max(1)).min(slabs.div_ceil(4)).clamp(1, 512);
         let blocks = Self::BLOCKS[usize::from(Self::tile_outputs(outputs) > 64)];
-        // Rounds of blocks, each as long as a part.
+        // Waves of blocks, each as long as a part.
         let time = |count: &usize| {
             (across * down * count).div_ceil(blocks) * (slabs.div_ceil(*count) + Self::OVERHEAD)
         };
@@ -224,7 +229,7 @@ impl GradientParts {
         GradientParts { count: slabs.div_ceil(each), positions: each * Self::SLAB }
     }
 
-    /// Tiles of the weight: across what a window covers, and down its outputs.
+    /// Tiles of the weight: across the elements that a window covers, and down its outputs.
     pub fn tiles(planes: &Planes, outputs: usize) -> [usize; 2] {
         let down = outputs.div_ceil(Self::tile_outputs(outputs));
         [planes.covered().div_ceil(Self::TILE_COLUMNS), down]
@@ -236,6 +241,6 @@ impl GradientParts {
     }
 }
 
-/// Most bytes of a chunk of columns. Half of what the second-level cache of a large card holds for one half of its
-/// multiprocessors, so that columns are read from there and never from memory.
+/// Maximum bytes of a chunk of columns. Half of the L2 cache that a large GPU has for one half of
+/// its multiprocessors, so that columns are always read from the cache.
 pub const COLUMN_CHUNK_BYTES: usize = 16 << 20;

@@ -1,5 +1,5 @@
-//! Counting work, for tests of how the cost of planning grows with a model: they count visited items, not
-//! seconds. Without the feature `count-work` nothing is counted.
+//! Counts work, for tests of how the cost of planning grows with a model. They count visited items
+//! rather than time. Nothing is counted without the feature `count-work`.
 
 /// Counts visited items.
 #[inline(always)]
@@ -25,7 +25,7 @@ mod counter {
         WORK.set(WORK.get() + things);
     }
 
-    /// How many items this thread visits in a call.
+    /// The number of items that this thread visits in a call.
     pub fn work_of<R>(call: impl FnOnce() -> R) -> (R, u64) {
         let before = WORK.get();
         let result = call();

@@ -85,8 +85,8 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// (B, T, Q, parts, D + 2): what a query gets from each part of the keys: sums of values, the largest score, the sum of
-/// the weights.
+/// (B, T, Q, parts, D + 2): the result of each query for each part of the keys: the weighted sum of
+/// values, the largest score and the sum of weights.
 fn parts_shape(rows: &Shape, window: usize, heads: &HeadLayout) -> Shape {
     let parts = CacheParts::of(window).count;
     rows.then(heads.query_heads).then(parts).then(heads.head_dim + 2)
@@ -99,7 +99,7 @@ fn check_mask(mask: Mask) -> Result<(), String> {
     }
 }
 
-/// (B, Q, T): one number per query.
+/// (B, Q, T): one value per query.
 fn per_query(qkv: &Tensor, heads: &HeadLayout) -> Shape {
     let axes = qkv.shape.axes();
     Shape::from([axes[0], heads.query_heads, axes[1]])

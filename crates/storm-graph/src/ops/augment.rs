@@ -1,4 +1,4 @@
-//! Random changes of pictures.
+//! Image augmentation.
 
 use super::rules;
 use crate::graph::Output;

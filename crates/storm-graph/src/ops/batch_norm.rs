@@ -1,11 +1,13 @@
-//! Norms of channels over a batch, with a residual sum and a ReLU fused in.
+//! Norms of channels over a batch, with a fused residual sum and ReLU.
 //!
-//! Sums over rows have one shape on every device. A *group* is [`STATISTICS_GROUP`] rows, summed in order. The groups of a
-//! block of [`STATISTICS_ROWS`] rows are combined in pairs, the pairs in pairs, and so on: one partial result per block.
-//! Lane `l` of [`STATISTICS_LANES`] combines the blocks `l`, `l + STATISTICS_LANES`, … in order, and the lanes are combined
-//! in pairs like groups. A statistic is a mean and a sum of squared distances from it, which combine without
-//! cancellation (Chan et al., 1979). Within a group, distances are from its first row: since that row is one of
-//! them, the sum of squares is at most [`STATISTICS_GROUP`] + 1 times what is left after the correction.
+//! Sums over rows have the same order on every device. A *group* is [`STATISTICS_GROUP`] rows,
+//! summed in order. The groups of a block of [`STATISTICS_ROWS`] rows are combined pairwise, the
+//! results again pairwise, and so on, to one partial result per block. Lane `l` of
+//! [`STATISTICS_LANES`] combines the blocks `l`, `l + STATISTICS_LANES`, … in order, and the lanes
+//! are combined pairwise like groups. A statistic is a mean and a sum of squared deviations from
+//! it, which combine without cancellation (Chan et al., 1979). Within a group, deviations are from
+//! its first row. Since that row is one of the group, the sum of squares is at most
+//! [`STATISTICS_GROUP`] + 1 times the corrected sum.
 
 use super::rules;
 use crate::autodiff::Backward;
@@ -17,12 +19,12 @@ use crate::{DType, GraphError, NormActivation, Op, ParameterGradients, Shape, Te
 pub const STATISTICS_GROUP: usize = 8;
 /// Groups of a block. Part of the semantics.
 pub const STATISTICS_GROUPS: usize = 32;
-/// Rows of a block, which has one partial result for each channel.
+/// Rows of a block, which has one partial result per channel.
 pub const STATISTICS_ROWS: usize = STATISTICS_GROUP * STATISTICS_GROUPS;
 /// Lanes that share the blocks of a channel. Part of the semantics.
 pub const STATISTICS_LANES: usize = 128;
 
-/// Scratch for two partial results per block and channel, all of the first before those of the second.
+/// Scratch for two partial results per block and channel, all first ones before the second ones.
 fn partials(x: &Tensor, more_rows: usize) -> Output {
     let blocks = x.shape.rows().div_ceil(STATISTICS_ROWS);
     let shape = Shape::from([blocks + more_rows, 2 * x.shape.width()]);
@@ -82,7 +84,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 outputs.push(Output::gradient("weight", weight.shape.clone(), *dtype));
                 outputs.push(Output::gradient("bias", weight.shape.clone(), *dtype));
             }
-            // The sums themselves come after the partial ones.
+            // The final sums follow the partial ones.
             outputs.push(partials(x, 1));
             if addend.is_some() {
                 outputs.push(Output::activation("addend", x.shape.clone(), x.dtype));
@@ -93,7 +95,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// The shape of what there is one of per channel.
+/// Checks `x` and returns the shape of a per-channel tensor.
 pub(super) fn check_x(x: &Tensor) -> Result<Shape, String> {
     rules::float("x", x)?;
     rules::rank_at_least("x", x, 2)?;
@@ -120,7 +122,7 @@ fn check_norm(
     check_epsilon(epsilon)
 }
 
-/// Scale and offset: as `x` is stored, or in f32 beside bf16.
+/// Checks scale and offset, which have the dtype of `x`, or f32.
 pub(super) fn check_parameters(
     x: &Tensor,
     weight: &Tensor,
@@ -145,7 +147,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
     let Op::BatchNorm { x, mean, variance, weight, bias, addend, epsilon, activation } = *op else {
         unreachable!("not a batch norm");
     };
-    // The gradient is that of a norm by the statistics of its own operand.
+    // The gradient is only valid if the statistics are those of `x`.
     match ctx.producer(mean) {
         Some((&Op::BatchStatistics { x: of, .. }, [m, v, ..]))
             if (of, *m, *v) == (x, mean, variance) => {}

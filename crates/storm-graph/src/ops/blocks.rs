@@ -1,4 +1,4 @@
-//! Matrices put together from smaller ones, and their gradients.
+//! Matrices composed of smaller ones, and their gradients.
 
 use super::rules;
 use crate::autodiff::Backward;

@@ -68,7 +68,7 @@ fn check_weight(weight: &Tensor, planes: &Planes, dtype: DType) -> Result<usize,
     Ok(weight.shape.rows())
 }
 
-/// Scratch for a chunk of columns; a product of single positions needs none.
+/// Scratch for a chunk of columns. A pointwise convolution needs none.
 fn columns(planes: &Planes, dtype: DType) -> Vec<Output> {
     if planes.window.is_pointwise() {
         return Vec::new();
@@ -78,7 +78,7 @@ fn columns(planes: &Planes, dtype: DType) -> Vec<Output> {
     vec![Output::scratch("columns", shape, dtype)]
 }
 
-/// Scratch for the weight with rows as wide as those of columns, where they are not as it is.
+/// Scratch for the weight padded to the row width of columns, if its own is smaller.
 fn padded_weight(planes: &Planes, weight: &Tensor) -> Vec<Output> {
     let stride = planes.column_stride();
     if planes.window.is_pointwise() || stride == planes.covered() {
@@ -87,7 +87,7 @@ fn padded_weight(planes: &Planes, weight: &Tensor) -> Vec<Output> {
     vec![Output::scratch("weight", weight.shape.with_width(stride), weight.dtype)]
 }
 
-/// Scratch for the weight in another arrangement: padded as above, or with its channels first.
+/// Scratch for the weight in another layout: padded as above, or with channels first.
 fn arranged_weight(planes: &Planes, weight: &Tensor) -> Vec<Output> {
     if planes.window.is_pointwise() {
         return Vec::new();

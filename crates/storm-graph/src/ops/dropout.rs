@@ -1,4 +1,4 @@
-//! Dropout. Its mask is a function of a counter, so the gradient draws it again instead of reading it.
+//! Dropout. Its mask is a function of a counter, so the gradient regenerates it.
 
 use super::rules;
 use crate::autodiff::Backward;

@@ -1,4 +1,4 @@
-//! Ops on each element, or on each pair of gate and up, separately.
+//! Ops that apply to each element, or to each pair of gate and up, separately.
 
 use super::rules;
 use crate::autodiff::Backward;
@@ -77,7 +77,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// Bytes of the code of a row whose halves are so wide.
+/// Bytes of the code of a row with halves of this width.
 fn code_bytes(half: usize) -> usize {
     2 * QuantizedRow::new(QuantizedFormat::Int8, half).bytes()
 }

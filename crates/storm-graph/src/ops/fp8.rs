@@ -1,12 +1,12 @@
-//! Products of 8-bit floats. A backward pass sees operands as their codes stand for them; rounding to codes itself passes
-//! gradients through as they are.
+//! Products of 8-bit floats. The backward pass uses the decoded operands. Rounding to codes passes
+//! gradients through unchanged.
 
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
 use crate::{DType, FP8_MULTIPLE, Fp8Form, GraphError, Op, Shape, Tensor, TensorId, fp8_shape};
 
-/// Most parts of a tensor whose largest magnitudes are found side by side.
+/// Maximum number of parts of a tensor whose largest magnitudes are computed in parallel.
 pub const FP8_PARTIALS: usize = 512;
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
@@ -57,7 +57,7 @@ fn check_extents(role: &str, rows: usize, columns: usize) -> Result<(), String> 
     ))
 }
 
-/// Rows and columns of a product of codes.
+/// Checks the operands and returns the rows and columns of their product.
 fn check_operands(a: (&str, &Tensor), b: (&str, &Tensor)) -> Result<[usize; 2], String> {
     for (role, codes) in [a, b] {
         rules::dtype(role, codes, DType::U8)?;
@@ -112,7 +112,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
     Ok(())
 }
 
-/// The tensor that codes in rows are of, and its codes in columns where they were made, too.
+/// The source tensor of codes in rows, and its codes in columns if they were also computed.
 fn source(ctx: &Backward<'_>, codes: TensorId) -> Result<(TensorId, Option<TensorId>), GraphError> {
     match ctx.producer(codes) {
         Some((&Op::ToFp8 { x, form }, outputs)) if outputs[0] == codes && form.has_rows() => {

@@ -1,7 +1,8 @@
 //! Norms of groups of channels of each sample.
 //!
-//! The statistics of a channel of a sample are those of [`super::batch_norm`]: blocks of rows, here combined in order. Channels
-//! of a group are combined in order, too.
+//! The statistics of a channel of a sample are computed in blocks of rows as in
+//! [`super::batch_norm`], but the blocks are combined in order. The channels of a group are also
+//! combined in order.
 
 use super::batch_norm::{check_epsilon, check_parameters, check_x};
 use super::rules;
@@ -55,7 +56,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 outputs.push(Output::gradient("weight", weight.shape.clone(), *dtype));
                 outputs.push(Output::gradient("bias", weight.shape.clone(), *dtype));
             }
-            // After the sums of channels come those of groups.
+            // The sums of groups follow those of channels.
             outputs.push(partials(x, 2 * groups));
             if addend.is_some() {
                 outputs.push(Output::activation("addend", x.shape.clone(), x.dtype));
@@ -66,13 +67,13 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// Scratch for two numbers for each channel of a sample, and `more` of them.
+/// Scratch for two values per channel and `more` others, for each sample.
 fn partials(x: &Tensor, more: usize) -> Output {
     let shape = Shape::from([x.shape.axes()[0], 2 * x.shape.width() + more]);
     Output::scratch("partials", shape, DType::F32)
 }
 
-/// Checks the operands and returns the shape of what there is one of per group.
+/// Checks the operands and returns the shape of a per-group tensor.
 fn check_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, groups: usize) -> Result<Shape, String> {
     let channels = check_x(x)?;
     check_parameters(x, weight, bias, &channels)?;

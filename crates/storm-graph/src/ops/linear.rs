@@ -1,4 +1,4 @@
-//! Projections: `x · weightᵀ`, and their two gradients.
+//! Projections `x · weightᵀ` and their two gradients.
 
 use super::rules;
 use crate::autodiff::Backward;
@@ -35,7 +35,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// Checks that the rows of `x` fit axis `axis` of `weight`.
+/// Checks that the rows of `x` match axis `axis` of `weight`.
 fn check_weight(role: &str, x: &Tensor, weight: &Tensor, axis: usize) -> Result<(), String> {
     rules::float(role, x)?;
     rules::rank_at_least(role, x, 1)?;

@@ -59,7 +59,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// Which rows are right, if that is asked for.
+/// The output with the correct rows, if requested.
 fn correct(accuracy: Accuracy, rows: Shape) -> Option<Output> {
     (accuracy == Accuracy::Compute).then(|| Output::activation("correct", rows, DType::F32))
 }

@@ -1,6 +1,6 @@
-//! For each op family, the shape rule and the backward rule.
+//! The shape rule and the backward rule of each op family.
 //!
-//! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
+//! A new op is declared in [`Op`]. It needs its two rules in a file here, and a kernel per device.
 
 mod attention;
 mod augment;
@@ -31,7 +31,7 @@ pub use fp8::FP8_PARTIALS;
 pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
-/// The outputs of an op for its operands, or why it refuses them.
+/// The outputs of an op for its operands, or why the operands are not valid.
 pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op.family() {
         Family::Embedding => embedding::infer(op),
@@ -79,8 +79,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             reshape::backward(op, ctx)
         }
         Op::BlockMatrix { .. } => blocks::backward(op, ctx),
-        // Gradients of gradients, of updates and of text generation are not supported; constants have
-        // no operands that could need one.
+        // Gradients of gradients, of updates and of text generation are not supported. Constants
+        // have no operands that could need a gradient.
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm, with the residual sum fused in, and the per-head norm of Qwen3.
+//! Layer norm and RMS norm with a fused residual sum, and the per-head norm of Qwen3.
 
 use super::reduce::partials;
 use super::rules;
@@ -145,13 +145,13 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             let outputs = ctx.outputs().to_vec();
             let mean = (kind == NormKind::Layer).then(|| outputs[2]);
             let sum = delta.map(|_| *outputs.last().expect("a norm has outputs"));
-            // What flows back into the sum itself, besides through the norm.
+            // The gradient of the sum itself, besides the part through the norm.
             let direct = match sum {
                 Some(_) => ctx.output_gradient(outputs.len() - 1),
                 None => None,
             };
             let Some(dy) = ctx.output_gradient(0) else {
-                // Only the sum is used: the norm is a plain addition here.
+                // Only the sum is used, so the norm is a plain addition here.
                 let Some(direct) = direct else { return Ok(()) };
                 ctx.add_gradient(x, direct)?;
                 return delta.map_or(Ok(()), |delta| ctx.add_gradient(delta, direct));

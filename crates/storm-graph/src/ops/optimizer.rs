@@ -1,4 +1,4 @@
-//! Sums and norms of gradients, and the updates of parameters. Updates overwrite their operands.
+//! Sums and norms of gradients, and parameter updates. Updates overwrite their operands.
 
 use super::reduce::block_partials;
 use super::rules;
@@ -8,9 +8,9 @@ use crate::{
     StepScalars, Tensor,
 };
 
-/// Pieces of a parameter that are updated one by one begin at multiples of this many elements, so
-/// that a piece is aligned for every kernel, with moments in 8 bits, too (64 groups are 33 times 256 bytes), and
-/// begins with whole random words.
+/// Pieces of a parameter that are updated one by one begin at multiples of this many elements. A
+/// piece is then aligned for every kernel, also with 8-bit moments (64 groups are 33 times 256
+/// bytes), and begins with whole random words.
 pub const PIECE_ALIGNMENT: usize = 8192;
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {

@@ -1,4 +1,4 @@
-//! The largest value or the mean of each window of images (B, H, W, C).
+//! The maximum or the mean of each window of images (B, H, W, C).
 
 use super::rules;
 use crate::autodiff::Backward;
@@ -29,7 +29,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     }
 }
 
-/// A window of which at most half is padding, as in PyTorch.
+/// Checks that the padding is at most half of the kernel, as in PyTorch.
 fn check(input: &Shape, window: Window) -> Result<Planes, String> {
     let planes = Planes::new(input, window)?;
     if (0..2).any(|axis| 2 * window.padding[axis] > window.kernel[axis]) {

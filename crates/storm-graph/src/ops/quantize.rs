@@ -1,4 +1,4 @@
-//! Matrices in 8 or 4 bits. They are frozen: there is no gradient.
+//! Matrices in 8 or 4 bits. They are frozen and have no gradient.
 
 use super::rules;
 use crate::graph::Output;

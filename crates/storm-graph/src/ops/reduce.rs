@@ -1,15 +1,15 @@
-//! Sums, and the repetition that is their backward.
+//! Sums, and the broadcast that is their gradient.
 
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
 use crate::{DType, GraphError, Op, Shape, Tensor, TensorId};
 
-/// Rows that one partial sum of a column reduction covers. Part of the semantics: it fixes the
-/// order of additions on every device and for any number of threads.
+/// Rows per partial sum of a column reduction. Part of the semantics: it fixes the order of
+/// additions on every device and for any number of threads.
 pub const ROWS_PER_PARTIAL: usize = 32;
 
-/// Elements that one partial sum of a full reduction covers; part of the semantics as well.
+/// Elements per partial sum of a full reduction. Also part of the semantics.
 pub const SUM_BLOCK: usize = 1 << 16;
 
 /// Scratch for partial sums over blocks of [`ROWS_PER_PARTIAL`] rows.
@@ -64,7 +64,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             let gradient = ctx.apply("grad", Op::Sum { x: dy })?;
             ctx.add_gradient(x, gradient[0])
         }
-        // Only backward rules use a column sum.
+        // Column sums are used only in backward rules.
         Op::ColumnSum { .. } => Err(ctx.not_differentiable()),
         _ => unreachable!("not a reduction"),
     }

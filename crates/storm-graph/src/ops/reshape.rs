@@ -1,4 +1,4 @@
-//! The same elements in another shape, order or dtype, and tensors without operands.
+//! Changes of shape, order or dtype, and tensors without operands.
 
 use super::rules;
 use crate::autodiff::Backward;

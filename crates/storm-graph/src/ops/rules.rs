@@ -1,4 +1,4 @@
-//! Checks that shape rules share. Each returns the text of the error.
+//! Checks shared by shape rules. Each returns the error message.
 
 use crate::{DType, HeadLayout, Shape, Tensor};
 
@@ -12,7 +12,7 @@ pub(super) fn float(role: &str, tensor: &Tensor) -> Check {
     }
 }
 
-/// The dtype that a gradient is to be stored in.
+/// Checks the dtype of a gradient.
 pub(super) fn gradient_dtype(wanted: DType) -> Check {
     if wanted.is_float() { Ok(()) } else { Err(format!("gradients are f32 or bf16, not {wanted}")) }
 }
@@ -49,7 +49,7 @@ pub(super) fn rank_at_least(role: &str, tensor: &Tensor, wanted: usize) -> Check
     }
 }
 
-/// A tensor of the same shape and dtype as another.
+/// Checks that a tensor has the shape and dtype of another.
 pub(super) fn like(role: &str, tensor: &Tensor, other_role: &str, other: &Tensor) -> Check {
     if tensor.shape == other.shape && tensor.dtype == other.dtype {
         Ok(())
@@ -58,7 +58,7 @@ pub(super) fn like(role: &str, tensor: &Tensor, other_role: &str, other: &Tensor
     }
 }
 
-/// An optional tensor of given shape and dtype.
+/// Checks the shape and dtype of an optional tensor.
 pub(super) fn maybe(
     role: &str,
     tensor: Option<&&Tensor>,
@@ -72,13 +72,13 @@ pub(super) fn maybe(
     Ok(())
 }
 
-/// A scalar f32.
+/// Checks that a tensor is a scalar f32.
 pub(super) fn scalar(role: &str, tensor: &Tensor) -> Check {
     shape(role, tensor, &Shape::scalar())?;
     dtype(role, tensor, DType::F32)
 }
 
-/// A packed row of heads: (B, T, (Q+2K)·D).
+/// Checks a packed row of heads: (B, T, (Q+2K)·D).
 pub(super) fn packed_heads(role: &str, tensor: &Tensor, heads: &HeadLayout) -> Check {
     float(role, tensor)?;
     rank(role, tensor, 3)?;

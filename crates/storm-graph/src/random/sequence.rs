@@ -1,7 +1,7 @@
-/// A sequence of choices that a seed repeats: SplitMix64 (Steele et al., 2014).
+/// A reproducible random sequence: SplitMix64 (Steele et al., 2014).
 ///
-/// The one generator for tests, for samples of text and for random decisions. Weights and rounding have
-/// [`words`](super::words) instead, which depend on no order.
+/// The generator for tests, for sampling text and for random decisions. Weights and rounding use
+/// [`words`](super::words) instead, which do not depend on any order.
 ///
 /// ```
 /// use storm_graph::random::Random;
@@ -16,7 +16,7 @@
 /// ```
 #[derive(Clone, Debug)]
 pub struct Random(
-    /// The seed; any will do.
+    /// The seed, which may be any number.
     pub u64,
 );
 
@@ -30,27 +30,28 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to less than `limit`, which is not 0. Low numbers are a little more likely where `limit` is huge.
+    /// A number from 0 to less than `limit`, which must not be 0. Slightly biased toward low
+    /// numbers if `limit` is huge.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }
 
-    /// From 0 to less than 1.
+    /// A number from 0 to less than 1.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True every second time.
+    /// True with probability 1/2.
     pub fn coin(&mut self) -> bool {
         self.below(2) == 0
     }
 
-    /// True that many times in a hundred.
+    /// True with a probability of `percent` percent.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of some choices, of which there must be any.
+    /// One of the choices, of which there must be at least one.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
