@@ -112,7 +112,7 @@ impl PlanArgs {
         }
     }
 
-    /// Of how many drives a disk is on paper.
+    /// Number of drives of an assumed disk.
     pub(super) fn drives(&self) -> u8 {
         self.disk_drives.unwrap_or(1)
     }

@@ -1,4 +1,4 @@
-//! Why nothing fits, and what would.
+//! Why no plan fits, and what would.
 
 use super::json;
 use super::request::Request;
@@ -10,7 +10,7 @@ use std::fmt::Write;
 use storm_plan::{Forced, PlanError, Tier, TooSmall};
 use storm_train::{StepPlan, StepSize, TrainError, TrainOptions};
 
-/// The error with what would work. With `as_json`, what it takes is also printed as an object.
+/// Adds what would work to the error. With `as_json`, also prints the memory needed as JSON.
 pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
     let TrainError::Plan(PlanError::TooSmall(problem)) = &error else { return error.into() };
     if as_json {
@@ -67,12 +67,12 @@ fn with_disk(request: &Request) -> Option<String> {
 
 /// Something that a user may change, and the least memory that works then.
 struct Change {
-    /// What to call with.
+    /// The change, as flags.
     flags: String,
     least: TooSmall,
 }
 
-/// What must be given of each tier that has too little; nothing if all have enough.
+/// The flag and size for each tier that is too small. Empty if all are large enough.
 fn more(request: &Request, least: &TooSmall) -> Vec<String> {
     let (budget, reserved) = (request.budget(), request.reserved_bytes());
     let tiers = [
@@ -88,7 +88,7 @@ fn more(request: &Request, least: &TooSmall) -> Vec<String> {
         .collect()
 }
 
-/// Rounded up, so that it works as written.
+/// Rounded up, so that it works as printed.
 fn argument(bytes: u64) -> String {
     match bytes >= 10 << 30 {
         true => format!("{:.1}GiB", (bytes as f64 / f64::from(1 << 30) * 10.0).ceil() / 10.0),
@@ -96,7 +96,7 @@ fn argument(bytes: u64) -> String {
     }
 }
 
-/// All of them that make a difference.
+/// All changes that make a difference.
 fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
     let mut changes = vec![Change { flags: String::new(), least: problem.clone() }];
     let mut add = |flags: String, least: Option<TooSmall>| {
@@ -118,7 +118,7 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
         Some(ram_bytes) => {
             add(format!("--ram {}", argument(ram_bytes + request.reserved_bytes())), {
                 request.least(options, forced, ram_bytes).map(|mut least| {
-                    // Named already.
+                    // `--ram` already covers the host.
                     let host = &mut least.min_bytes[Tier::HOST];
                     *host = ram.min(*host);
                     least
@@ -149,8 +149,8 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
     changes
 }
 
-/// The least host memory, to an eighth of a GiB, with which the device memory is enough; none if no
-/// amount of it helps.
+/// The least host memory, to an eighth of a GiB, with which the device memory is enough. `None` if
+/// no amount helps.
 fn enough_ram(request: &Request) -> Option<u64> {
     const STEP: u64 = 1 << 27;
     let least = |ram_bytes: u64| request.least(&request.options, &request.forced, ram_bytes);

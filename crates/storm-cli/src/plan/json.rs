@@ -1,4 +1,4 @@
-//! A plan as one object of JSON.
+//! A plan as a JSON object.
 
 use super::ranks;
 use super::request::{Answer, Request};
@@ -92,7 +92,7 @@ pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
     object
 }
 
-/// What was asked for.
+/// The request.
 fn about(request: &Request) -> Value {
     json!({
         "model": request.model,
@@ -109,7 +109,7 @@ fn about(request: &Request) -> Value {
     })
 }
 
-/// What a plan or a policy does.
+/// Figures of a plan or a policy.
 fn figures(request: &Request, answer: &Answer, prediction: &Prediction) -> Value {
     let Prediction { busy, copied_bytes, .. } = prediction;
     json!({
@@ -140,7 +140,7 @@ fn tried(answer: &Answer) -> Vec<Value> {
     tried.collect()
 }
 
-/// What lies and moves of each kind of tensor.
+/// Bytes of each kind of tensor, stored and copied.
 fn tensors(answer: &Answer) -> Vec<Value> {
     let holding = |holding: Holding| {
         json!({
@@ -154,7 +154,7 @@ fn tensors(answer: &Answer) -> Vec<Value> {
     answer.planned.plan.holdings().into_iter().map(holding).collect()
 }
 
-/// In how many layers each unit goes which way.
+/// Number of layers that keep, offload, and recompute each unit.
 fn saved_units(answer: &Answer) -> Vec<Value> {
     let decisions = &answer.planned.decisions;
     let saved = &decisions.usual_group().stages[words::layers(decisions)].saved;

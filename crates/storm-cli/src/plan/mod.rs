@@ -47,7 +47,7 @@ pub(crate) fn shown(request: &Request, answer: &Answer) -> String {
     table::text(request, answer)
 }
 
-/// A plan for programs.
+/// A plan as JSON.
 pub(crate) fn object(request: &Request, answer: &Answer) -> serde_json::Value {
     json::answer(request, answer)
 }

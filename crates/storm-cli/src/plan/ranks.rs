@@ -1,4 +1,4 @@
-//! `storm plan --ranks`: several ranks that share a step, and what connects them.
+//! `storm plan --ranks`: several ranks that share a step, and the link between them.
 
 use super::{Answer, Request};
 use crate::UsageError;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use storm_plan::{Lanes, MachineLink, RankLink, RankPlace};
 use storm_train::Exchange;
 
-/// Of each collective, if not given.
+/// Default latency of a collective.
 const LATENCY_MICROSECONDS: f64 = 20.0;
 
 #[derive(Args)]
@@ -44,7 +44,7 @@ impl RankArgs {
         self.ranks.unwrap_or(1)
     }
 
-    /// The plan is that of the first rank, whose machine has as many as the link says.
+    /// The plan is for rank 0. The link says how many ranks its machine has.
     pub(super) fn place(&self, lanes: Lanes, link: Option<&RankLink>) -> RankPlace {
         exchange(lanes, self.count(), link).place(0, self.count())
     }
@@ -61,7 +61,7 @@ impl RankArgs {
         }
     }
 
-    /// What connects the ranks, as it is given; none if it is not.
+    /// The link between ranks from the flags. `None` if not given.
     pub(super) fn link(&self) -> Result<Option<RankLink>, UsageError> {
         let Some(bandwidth) = self.rank_bandwidth else { return Ok(None) };
         let latency = self.rank_latency.unwrap_or(LATENCY_MICROSECONDS);
@@ -95,7 +95,7 @@ impl RankArgs {
         }))
     }
 
-    /// The ranks of a run are those that `mpirun` starts.
+    /// Under a config file, the ranks are those that `mpirun` starts.
     pub(super) fn refuse_with_config(&self) -> Result<(), UsageError> {
         match self.ranks.is_some() || self.lanes.is_some() {
             true => Err(UsageError(
@@ -114,7 +114,7 @@ fn exchange(lanes: Lanes, ranks: u32, link: Option<&RankLink>) -> Exchange {
     Exchange::new(lanes, &machines)
 }
 
-/// The same as an object of JSON.
+/// The ranks as a JSON object.
 pub(super) fn object(request: &Request, answer: &Answer) -> Value {
     let simulation = &answer.planned.simulation;
     let busy = answer.planned.plan.links.rank_queue().map(|queue| simulation.busy_seconds[queue]);
@@ -140,7 +140,7 @@ pub(crate) fn link_words(link: &RankLink) -> String {
     format!("{bandwidth:.digits$} GB/s after {latency:.0} µs{machines}")
 }
 
-/// What ranks do; nothing if there is one.
+/// What ranks do. Empty if there is only one.
 pub(super) fn words(request: &Request, answer: &Answer) -> String {
     let RankPlace { ranks, .. } = request.rank;
     if ranks == 1 {

@@ -24,59 +24,59 @@ use storm_train::{
     TrainError, TrainOptions, TrialOptions, checkpoint_bytes, training_task,
 };
 
-/// Tokens per sequence, if neither a flag nor a config says.
+/// Tokens per sequence, if neither a flag nor a config sets it.
 const SEQUENCE_DEFAULT: usize = 1024;
 
-/// Rows of logits at a time, as a run has them.
+/// Rows of logits computed at a time, as in a run.
 const CHUNK_ROWS_DEFAULT: usize = 2048;
 
 pub(crate) struct Request {
-    /// As the user calls it.
+    /// As the user gave it.
     pub(crate) model: String,
     pub(crate) config: AnyModel,
     /// The batch is meaningless if the planner chooses it.
     pub(crate) options: TrainOptions,
     pub(crate) step: StepSize,
-    /// Which of the ranks that share it.
+    /// The place of this rank among those that share a step.
     pub(crate) rank: RankPlace,
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
-    /// What optimizer state may use.
+    /// Disk that optimizer state and frozen weights may use.
     pub(crate) disk: Option<DiskTier>,
     pub(crate) device_memory: DeviceMemory,
     pub(crate) forced: Forced,
-    /// The flags that force, as written; empty if none does.
+    /// The flags that force decisions, as given. Empty if there are none.
     pub(crate) forced_words: String,
     pub(crate) save_mode: SaveModeArg,
-    /// Of a checkpoint, and of the snapshot that it is written from.
+    /// Size of a checkpoint, and of the snapshot that it is written from.
     pub(crate) checkpoint_bytes: u64,
-    /// Host memory that a run takes beside its plan: threads, and the tokens of a step.
+    /// Host memory that a run uses outside its plan, such as for threads and the tokens of a step.
     pub(crate) beside_bytes: u64,
-    /// Of these, for predictions.
+    /// The part of `beside_bytes` for predictions.
     pub(crate) predict_bytes: u64,
 }
 
 pub(crate) struct Answer {
     pub(crate) batch: usize,
     pub(crate) accumulate: usize,
-    /// Of a step.
+    /// Lanes of a step.
     pub(crate) lanes: usize,
     pub(crate) planned: Planned,
-    /// What a rank would take for its share of the step alone; none if no others share it, or that was not asked for.
+    /// Time that a rank would take for its share of the step without the others. `None` if there
+    /// are no others, or if it was not asked for.
     pub(crate) alone_seconds: Option<f64>,
-    /// Empty if they were not looked at.
+    /// Empty if policies were not compared.
     pub(crate) policies: Vec<Policy>,
     pub(crate) units: Vec<SavedUnit>,
-    /// What other options would do, where that was asked for.
+    /// Effects of other options, if asked for.
     pub(crate) what_if: Vec<WhatIf>,
-    /// Sizes that were compared, where the planner chose.
+    /// Micro-batch sizes that were compared, if the planner chose one.
     pub(crate) tried: Vec<GuessedSplit>,
-    /// What planning took.
     pub(crate) planning_seconds: f64,
 }
 
-/// The same step with an option that changes what is computed, and so is never chosen.
+/// The same step with an option that changes results, so the planner never chooses it.
 pub(crate) struct WhatIf {
     /// As in a config file.
     pub(crate) option: &'static str,
@@ -167,13 +167,13 @@ impl Request {
         })
     }
 
-    /// What the planner may take.
+    /// Memory that the planner may use.
     pub(crate) fn budget(&self) -> Budget {
         let ram_bytes = self.ram.bytes.saturating_sub(self.reserved_bytes());
         DiskTier::in_budget(self.disk.as_ref(), Budget::new(self.vram.bytes, ram_bytes))
     }
 
-    /// What is to be launched.
+    /// The request as the launcher takes it.
     pub(crate) fn launch(&self, trial: Option<TrialOptions>) -> LaunchRequest {
         LaunchRequest {
             model: self.config.clone(),
@@ -188,7 +188,8 @@ impl Request {
         }
     }
 
-    /// How long a rank would take for its share of a step if there were no others; none if there are none.
+    /// Time that a rank would take for its share of a step without the others. `None` if there are
+    /// none.
     fn alone_seconds(&self, answer: &Answer) -> Result<Option<f64>, TrainError> {
         let ranks = self.rank.ranks as usize;
         if ranks == 1 {
@@ -206,7 +207,7 @@ impl Request {
         Ok(Some(launch.plan()?.predicted_seconds()))
     }
 
-    /// Plans, and compares with the fixed policies and, if asked, with other options.
+    /// Plans, and compares the plan with the fixed policies and, if asked, with other options.
     pub(super) fn answer(&self, what_if: bool) -> Result<Answer, TrainError> {
         let begun = Instant::now();
         let launch = self.launch(None);
@@ -227,7 +228,7 @@ impl Request {
         Ok(answer)
     }
 
-    /// Options that would take less memory and are not given, with micro-batches of the same size.
+    /// Options that would take less memory and are not in use, with micro-batches of the same size.
     pub(super) fn other_options(&self, answer: &Answer) -> Vec<(&'static str, TrainOptions)> {
         let options = TrainOptions { batch: answer.batch, ..self.options.clone() };
         let mut others = Vec::new();
@@ -238,7 +239,7 @@ impl Request {
             let coded = TrainOptions { activation_codec, ..options.clone() };
             others.push(("activation-codec = \"int8\"", coded));
         }
-        // Adapters are f32, whose moments stay as they are.
+        // Adapters are f32, and f32 parameters keep full moments.
         if options.optimizer.moments == Moments::Full
             && options.precision != Precision::F32
             && self.config.adapters().is_none()
@@ -262,7 +263,7 @@ impl Request {
             StepSize::Tokens(tokens) => (tokens / options.sequence / options.batch).max(1),
         };
         let task = training_task(&self.config, options, accumulate).ok()?;
-        // With no device memory at all, the answer is what it would take.
+        // With no device memory, the error says how much is needed.
         let budget = DiskTier::in_budget(self.disk.as_ref(), Budget::new(0, ram_bytes));
         match plan(&task, &self.profile, budget, forced) {
             Err(PlanError::TooSmall(least)) => Some(*least),
@@ -271,14 +272,14 @@ impl Request {
     }
 }
 
-/// A language model with the adapters that are asked for.
+/// A language model with the requested adapters.
 fn language(args: &PlanArgs, config: ModelConfig) -> Result<AnyModel> {
     let config = args.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
     Ok(args.base.unwrap_or(BaseArg::Bf16).apply_to(config)?.into())
 }
 
 impl Answer {
-    /// A plan, with what its layers save. How long planning took is for the caller to say.
+    /// A plan, with the units that its layers save. The caller sets the planning time.
     pub(crate) fn new(request: &Request, plan: StepPlan) -> Result<Answer, TrainError> {
         let StepPlan { batch, accumulate, planned, guesses } = plan;
         let task = request.launch(None).task(batch, accumulate)?;

@@ -1,16 +1,17 @@
-//! What checkpoints take, and whether training continues while one is written.
+//! Memory and disk space that checkpoints take, and whether training continues while one is
+//! written.
 
 use super::request::{Answer, Request};
 use crate::save_mode::SaveModeArg;
 use crate::size::show;
 use storm_plan::{Prediction, Tier};
 
-/// What device memory is.
+/// Where device memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceMemory {
-    /// That of a card.
+    /// On a card.
     Own,
-    /// A part of the host's.
+    /// A part of host memory.
     OfHost,
 }
 
@@ -19,20 +20,21 @@ pub(crate) enum DeviceMemory {
 pub(crate) enum Saving {
     /// From a snapshot in host memory, while training continues.
     Background,
-    /// Steps wait, because a snapshot does not fit into what the plan leaves.
+    /// Steps wait, because the plan leaves too little memory for a snapshot.
     NoRoom { left_bytes: u64 },
     /// Steps wait, because the machine refused the memory for a snapshot.
     Refused,
     /// Steps wait, as asked.
     Asked,
-    /// Steps wait, because predictions change during steps what they are undone to.
+    /// Steps wait, because steps of a run that predicts change the state that jumps are undone to.
     Predicting,
-    /// Steps wait, while every rank writes what it owns.
+    /// Steps wait while every rank writes what it owns.
     ByRanks,
 }
 
 impl Request {
-    /// Bytes of a checkpoint on a disk, at most: one of a run that predicts may have what jumps are undone to.
+    /// Maximum size of a checkpoint on disk. For a run that predicts, it may include the state that
+    /// jumps are undone to.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.checkpoint_bytes.saturating_add(self.predict_bytes)
     }
@@ -47,7 +49,7 @@ impl Request {
             SaveModeArg::Pause => return Saving::Asked,
             SaveModeArg::Auto => {}
         }
-        // A limit that was given is for the host's part alone; one that was found is for everything.
+        // A limit from the user covers the host's part alone. A detected one covers everything.
         let beside = match (self.device_memory, &self.ram.origin) {
             (DeviceMemory::OfHost, Some(_)) => prediction.peak_bytes[Tier::DEVICE],
             _ => 0,
@@ -62,8 +64,8 @@ impl Request {
         }
     }
 
-    /// Host memory that the planner may not take: for threads and tokens, and for a snapshot that is wanted
-    /// whatever it costs.
+    /// Host memory that the planner may not use: for threads and tokens, and for the snapshot if
+    /// `--save-mode background` is given.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         let snapshot = match self.save_mode {
             SaveModeArg::Background => self.checkpoint_bytes,
@@ -86,7 +88,7 @@ impl Saving {
         }
     }
 
-    /// For programs.
+    /// The mode in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Saving::Background => "background",
@@ -99,7 +101,7 @@ impl Saving {
     }
 }
 
-/// What checkpoints take, in a sentence.
+/// What checkpoints take, in words.
 pub(super) fn words(request: &Request, answer: &Answer) -> String {
     let bytes = show(request.checkpoint_bytes);
     let how = match request.saving(&answer.planned.prediction) {

@@ -18,7 +18,7 @@ use storm_plan::{
 };
 use storm_train::{Moments, Precision, StepSize};
 
-/// Of a line.
+/// Maximum width of a line.
 const WIDTH: usize = 100;
 
 /// Tables and sentences.
@@ -37,7 +37,7 @@ pub(super) fn text(request: &Request, answer: &Answer) -> String {
     lines.join("\n")
 }
 
-/// Lines broken between words, each of them after `indent`.
+/// Breaks text into lines between words, each starting with `indent`.
 fn wrapped(indent: &str, text: &str) -> Vec<String> {
     let width = columns(std::io::stdout()).map_or(WIDTH, |columns| columns.min(WIDTH));
     let mut lines = vec![indent.to_owned()];
@@ -165,11 +165,11 @@ fn tried(answer: &Answer) -> String {
     format!("micro-batches of {} chosen among {}", answer.batch, sizes.join(", "))
 }
 
-/// Columns of names and places.
+/// Widths of the name and place columns.
 const NAME_WIDTH: usize = 19;
 const PLACE_WIDTH: usize = 36;
 
-/// A name, where it is, and four columns. A name that does not fit has a line of its own.
+/// A row: name, place, and four more columns. A name that does not fit gets a line of its own.
 fn row(name: &str, place: &str, [device, host, into, out]: [&str; 4]) -> String {
     let (above, name) = match name.chars().count() > NAME_WIDTH {
         true => (format!("{name}\n"), ""),
@@ -180,7 +180,7 @@ fn row(name: &str, place: &str, [device, host, into, out]: [&str; 4]) -> String 
     )
 }
 
-/// As the columns have them.
+/// Sizes in the order of the columns.
 fn sizes(bytes: PerTier<u64>, copied: PerQueue<u64>) -> [u64; 4] {
     let (into, out) = (copied[Queue::HOST_TO_DEVICE], copied[Queue::DEVICE_TO_HOST]);
     [bytes[Tier::DEVICE], bytes[Tier::HOST], into, out]
@@ -198,7 +198,7 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         let Holding { kind, bytes, copied_bytes } = holding;
         let place = words::place(kind, &planned.decisions);
         let sizes = sizes(bytes, copied_bytes);
-        // What is true of the layers stands in the row; the rest, below it.
+        // The row describes the layers. The rest goes below it.
         let (place, rest) = place.split_once("; ").unwrap_or((&place, ""));
         lines.push(sizes_row(kind.name(), place, sizes));
         let moves = words::moves(kind, &planned.decisions, answer.groups());
@@ -251,7 +251,7 @@ fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
     sizes_row(&format!("  {}", unit.name), &place, sizes)
 }
 
-/// How long sequences are, where samples are sequences.
+/// Sequence length, if samples are sequences.
 fn sequence_words(request: &Request) -> String {
     match request.config.unit() {
         Unit::Tokens => format!(" × {}", request.options.sequence),

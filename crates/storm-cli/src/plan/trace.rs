@@ -7,7 +7,7 @@ use storm_exec::trace::write_chrome;
 use storm_files::{IfPresent, StagedFile};
 use storm_plan::{HardwareProfile, Plan, Simulation, simulate_with_timeline};
 
-/// Writes what the simulator expects every queue to do when, for Chrome and Perfetto.
+/// Writes the simulated timeline of every queue, for Chrome and Perfetto.
 pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Result<()> {
     let trace = trace_of(plan, &simulate_with_timeline(plan, profile));
     let failed = || format!("cannot write {}", path.display());
@@ -16,7 +16,7 @@ pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Resu
     out.finish().with_context(failed)
 }
 
-/// Queue by queue, as devices trace their work.
+/// Spans grouped by queue, as devices record them.
 fn trace_of(plan: &Plan, simulation: &Simulation) -> Trace {
     let nanoseconds = |seconds: f64| (seconds * 1e9).round() as u64;
     let mut trace = Trace::default();

@@ -10,7 +10,7 @@ use storm_plan::{
 };
 use storm_train::Precision;
 
-/// How much of what layers save goes which way, as shares of its bytes.
+/// Shares of the bytes that layers save, by what happens to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Shares {
     pub(super) kept: f64,
@@ -47,7 +47,7 @@ impl Shares {
     }
 }
 
-/// The part of all copying that costs no time.
+/// The share of all copy time that is hidden.
 pub(super) fn hidden_share(answer: &Answer) -> f64 {
     let transfers = &answer.planned.simulation.transfers;
     let busy: f64 = transfers.iter().map(|transfer| transfer.busy_seconds).sum();
@@ -55,7 +55,7 @@ pub(super) fn hidden_share(answer: &Answer) -> f64 {
     if busy > 0.0 { (1.0 - exposed / busy).clamp(0.0, 1.0) } else { 1.0 }
 }
 
-/// `17 %`, with a decimal where it would say nothing otherwise.
+/// `17 %`, with a decimal from 0.05 % to 0.95 %.
 pub(super) fn percent(share: f64) -> String {
     let value = 100.0 * share;
     match (0.05..0.95).contains(&value) {
@@ -94,7 +94,7 @@ fn what_if(request: &Request, answer: &Answer, other: &WhatIf) -> String {
     )
 }
 
-/// That there are such options, where memory costs time.
+/// Points to `--what-if` if memory costs time.
 fn what_if_hint(request: &Request, answer: &Answer) -> Option<String> {
     let is_short = answer.planned.prediction.recompute_fraction > 0.0
         || answer.planned.bottleneck() != Bottleneck::Compute;
@@ -151,7 +151,7 @@ fn activations(answer: &Answer) -> String {
         ),
         false => "recomputes nothing".to_owned(),
     };
-    // Of a network whose blocks all differ, no stage stands for the others.
+    // If all blocks of a network differ, no stage represents the others.
     let shares = match answer.units.is_empty() {
         true => "It".to_owned(),
         false => format!(
@@ -182,8 +182,8 @@ pub(super) fn gemm_flops(request: &Request) -> f64 {
     }
 }
 
-/// Why this device favours one over the other: a product's output costs its inner length in FLOP per byte
-/// of bf16 to recompute.
+/// Why this device favors copying or recomputing. Recomputing one byte of a bf16 product costs as
+/// many FLOP as the product's inner dimension.
 fn balance(request: &Request) -> Option<String> {
     let profile = &request.profile;
     let per_byte = gemm_flops(request) / profile.link(Link::HOST_TO_DEVICE).bandwidth;
@@ -214,7 +214,7 @@ pub(super) fn layers(decisions: &Decisions) -> usize {
     most.expect("a program has a stage").0
 }
 
-/// How many there are.
+/// The number of layers.
 pub(super) fn layer_count(decisions: &Decisions) -> usize {
     decisions.usual_group().stages[layers(decisions)].inputs.len()
 }
@@ -266,7 +266,7 @@ pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
     }
 }
 
-/// When a kind of tensor moves; none if it does not.
+/// When a kind of tensor is copied. `None` if it is not.
 pub(super) fn moves(
     kind: TensorKind,
     decisions: &Decisions,
@@ -318,7 +318,7 @@ fn is_offloaded(storage: &Storage) -> bool {
     *storage == Storage::Offload
 }
 
-/// `3 kept, 20 offloaded, 5 recomputed`, or only the word where it holds for all.
+/// `3 kept, 20 offloaded, 5 recomputed`, or the word alone if it applies to all.
 pub(super) fn counted(parts: &[(usize, &str)]) -> String {
     let present: Vec<&(usize, &str)> = parts.iter().filter(|(count, _)| *count > 0).collect();
     match present[..] {
@@ -331,7 +331,7 @@ pub(super) fn counted(parts: &[(usize, &str)]) -> String {
     }
 }
 
-/// As the flags call it.
+/// The placement as in the flags.
 pub(super) fn placement(streaming: Streaming, layers: usize) -> Placement {
     if streaming.pinned == layers { Placement::Resident } else { Placement::Streamed }
 }
