@@ -1,4 +1,5 @@
-//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner. Under a launcher also the link between ranks.
+//! `storm probe`: measures a GPU or the CPU, and a disk, and writes a profile for the planner.
+//! Under a launcher, it also measures the link between ranks.
 
 mod ranks;
 
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
         let ram = memory_limits::host(None)?.bytes;
         let threads = host_memory::threads(None, ram)?;
         eprintln!("measuring the CPU …");
-        // As a run has it if it is not told otherwise.
+        // The default of a run.
         let profile = probe_cpu(ram / 2, Some(threads), Bf16Products::Fma)?;
         return finish_cpu(args, out, profile, threads, &[]);
     }
@@ -81,7 +82,8 @@ fn effort(args: &ProbeArgs) -> ProbeEffort {
     if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full }
 }
 
-/// Measures the disk, then writes and prints the profile of a card, with `more` lines, and keeps it for later if it `is_kept`.
+/// Measures the disk, then writes and prints the profile of a card, with `more` lines. Keeps it for
+/// later runs if `is_kept`.
 fn finish_card(
     args: &ProbeArgs,
     mut out: StagedFile,
@@ -96,12 +98,12 @@ fn finish_card(
     found.profile.links.extend(state.map(|probed| probed.link()));
     found.profile.source = source(&found, args.quick);
     let text = found.profile.to_json();
-    // What is written must be readable: a card too small for some figure has none.
+    // The profile must be readable. If a card is too small for a measurement, a figure is missing.
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
     out.write_all(text.as_bytes()).with_context(failed)?;
     out.finish().with_context(failed)?;
     match args.json {
-        // On standard error: the output is the profile alone.
+        // On standard error: standard output has the profile alone.
         true => {
             println!("{}", text.trim_end());
             eprintln!("written to {}", args.out.display());
@@ -119,14 +121,14 @@ fn finish_card(
                 "and to {}: plans for this card use it from now on, unless --hardware names another",
                 kept.display()
             ),
-            // What was measured is not lost: it is in the file.
+            // No measurements are lost: they are in the file.
             Err(error) => eprintln!("warning: {error:#}; name the file with --hardware"),
         }
     }
     Ok(())
 }
 
-/// Opens the file that the profile goes to: before a minute of measuring, not after.
+/// Opens the profile's file before measuring, which takes a minute, so that errors show early.
 fn staged(args: &ProbeArgs) -> Result<StagedFile> {
     StagedFile::create(&args.out, IfPresent::Replace)
         .with_context(|| format!("cannot write {}", args.out.display()))
@@ -180,7 +182,7 @@ fn source(found: &Probe, quick: bool) -> String {
     )
 }
 
-/// `2026-02-28` of seconds since 1970, UTC.
+/// `2026-02-28` from seconds since 1970, UTC.
 fn date(seconds: u64) -> String {
     let mut days = seconds / 86_400;
     let mut year = 1970;

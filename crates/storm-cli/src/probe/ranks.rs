@@ -1,4 +1,5 @@
-//! `storm probe` under a launcher: the CPU as several ranks share it, or their GPUs, and the link between them.
+//! `storm probe` under a launcher: the CPU that ranks share, or their GPUs, and the link between
+//! ranks.
 
 use super::{DeviceArg, ProbeArgs, effort, finish_card, finish_cpu, staged};
 use crate::joined::Joined;
@@ -16,7 +17,8 @@ use storm_ranks::nccl::Id;
 use storm_ranks::{Carrier, Collective, Engine, LinkMeasurement, measure_cards, measure_link};
 use storm_train::Ranks;
 
-/// Measures on all ranks. The first one writes the profile, and says what is wrong on any. Returns on the first rank only.
+/// Measures on all ranks. Rank 0 writes the profile and reports the errors of all ranks. Returns on
+/// rank 0 only.
 pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
     let rank = joined.engine.place().rank;
     let measured = on_rank(args, &mut joined);
@@ -30,11 +32,11 @@ pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
     }
 }
 
-/// What one rank does. Where one fails, all do, so that none waits for another.
+/// The work of one rank. If one fails, all fail, so that none waits for another.
 fn on_rank(args: &ProbeArgs, joined: &mut Joined) -> Result<()> {
     let own = check(args).map(|()| format!("{args:?}"));
     let compared = joined.compare(&own);
-    // The same on all, without the number of a rank.
+    // This error is the same on all ranks, so it needs no rank number.
     own.map_err(UsageError)?;
     compared?;
     let begun = match joined.engine.place().rank {
@@ -57,7 +59,7 @@ fn check(args: &ProbeArgs) -> Result<(), String> {
     }
 }
 
-/// The first rank has a file to write to.
+/// Only rank 0 has a file to write to.
 fn on_cpu(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Result<()> {
     let place = joined.engine.place();
     if out.is_some() {
@@ -68,7 +70,7 @@ fn on_cpu(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Res
     let ram = joined.together(ram)?;
     let threads = joined.together(host_memory::threads(None, ram))?;
     let threads = (threads / joined.launch.local_ranks as usize).max(1);
-    // All at once, as in a run: ranks on a machine share its memory.
+    // All at once, as in a run, because ranks on a machine share its memory.
     let profile = joined
         .together(probe_cpu(ram / 2, Some(threads), Bf16Products::Fma).map_err(Into::into))?;
     if out.is_some() {
@@ -89,8 +91,9 @@ fn on_cpu(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Res
     finish_cpu(args, out, profile, threads, &lines(&link, &version))
 }
 
-/// Every rank measures its own GPU, all at once, because they share the memory of their machine. Of several ranks with one GPU only
-/// the first measures it. Then the link is measured over NCCL, as a run uses it.
+/// Every rank measures its own GPU, all at once, because they share the memory of their machine. If
+/// several ranks share a GPU, only the first measures it. Then the link is measured over NCCL, as a
+/// run uses it.
 fn on_card(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Result<()> {
     let ranks = Ranks::new(Box::new(joined.engine.clone()));
     let id = match joined.engine.place().rank {
@@ -119,7 +122,7 @@ fn on_card(args: &ProbeArgs, joined: &mut Joined, out: Option<StagedFile>) -> Re
     let link = match measured {
         Ok(link) => link,
         Err(error) => {
-            // Others may wait for this rank on their GPUs, where no message reaches them.
+            // Other ranks may be waiting for this one on their GPUs, where no message reaches them.
             joined.engine.abort(&format!("{error:#}"));
             return Err(error);
         }
@@ -149,7 +152,7 @@ impl Carrier<anyhow::Error> for CardCarrier<'_> {
     }
 }
 
-/// As plans take it.
+/// The link as the planner takes it.
 fn link_of(measured: &LinkMeasurement) -> RankLink {
     RankLink {
         ranks: measured.ranks,
