@@ -12,11 +12,11 @@ use storm_data::{DataError, IfExists};
 use storm_plan::DiskProfile;
 use tempfile::TempDir;
 
-/// Bytes of records that are written.
+/// Bytes of records to write.
 const TRIAL_BYTES: u64 = 64 << 20;
-/// Compressed records that are written, to see how fast they are decoded.
+/// Number of compressed records to write, to measure decoding.
 const COMPRESSED_RECORDS: u64 = 2048;
-/// A record that lies in one or two pages.
+/// A record that spans one or two pages.
 const SHAPE: [usize; 3] = [32, 32, 3];
 /// Records in a batch.
 const BATCH: usize = 256;
@@ -38,7 +38,7 @@ pub(crate) fn measure(directory: &Path) -> Result<DiskProfile> {
     })
 }
 
-/// Measures reading of a trial, and says how it is read.
+/// Measures reading of a trial. Returns the rates and the reading path.
 fn rates(trial: &Trial) -> Result<(RecordRates, String)> {
     let workers = loader_threads();
     let options =
@@ -47,7 +47,7 @@ fn rates(trial: &Trial) -> Result<(RecordRates, String)> {
     Ok((estimator.measure()?, estimator.reading_path().to_string()))
 }
 
-/// In words.
+/// The rates in words.
 pub(crate) fn words(disk: &DiskProfile) -> String {
     format!(
         "{:.2} GB/s in long reads, {:.0} short reads a second ({}); a core decodes {:.2} GB/s of zstd",
@@ -62,7 +62,7 @@ pub(crate) fn words(disk: &DiskProfile) -> String {
 pub(super) struct Trial(TempDir);
 
 impl Trial {
-    /// At most so many records of a shape, and at most 64 MiB of them.
+    /// Writes at most `records_max` records of a shape, and at most 64 MiB.
     pub(super) fn new(
         at: &Path,
         shape: &[usize],

@@ -127,7 +127,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<()> {
         (None, None) => profile.disk.as_ref(),
         _ => None,
     };
-    // Gone when this ends.
+    // Deleted when this function returns.
     let trial = match &args.dir {
         Some(_) => None,
         None => {
@@ -180,7 +180,7 @@ impl EstimateArgs {
         })
     }
 
-    /// Of the records or the text in a directory.
+    /// The estimator for the records or text in a directory.
     fn estimator(&self, dir: &Path) -> Result<(Estimator, Unit)> {
         let workers = self.workers.unwrap_or_else(loader_threads);
         let order = self.order.map(Order::from);
@@ -227,7 +227,7 @@ fn of_profile(disk: &DiskProfile) -> RecordRates {
     }
 }
 
-/// What is shown of an estimate.
+/// An estimate with everything that is shown.
 struct Shown<'a> {
     estimate: &'a RecordEstimate,
     rates: &'a RecordRates,
@@ -235,7 +235,7 @@ struct Shown<'a> {
     unit: Unit,
     hardware: &'a str,
     reading_path: &'a str,
-    /// The planner was asked for the rate of the model.
+    /// Whether the planner predicted the rate of the model.
     is_planned: bool,
 }
 

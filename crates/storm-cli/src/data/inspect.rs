@@ -1,4 +1,4 @@
-//! `storm data inspect`: what a dataset holds.
+//! `storm data inspect`: shows what a dataset contains.
 
 use super::progress::{ByteProgress, Show};
 use super::records;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use storm_data::{DataError, Dataset, Kind, Split, Tokenizer, TokenizerKind};
 
-/// Tokens of a sample that are decoded.
+/// Number of tokens of a sample to decode.
 const SHOWN_TOKENS: u64 = 64;
 
 #[derive(Args)]
@@ -64,9 +64,9 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 struct Shown {
     number: u64,
     tokens: u64,
-    /// Text in order, and whether it is learned.
+    /// Spans of text in order, and whether each is learned.
     spans: Vec<(String, bool)>,
-    /// All of it is shown.
+    /// Whether all of it is shown.
     whole: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The rows per second that a model is predicted to take: images, or rows of tokens.
+//! Predicted rows per second of a model: images, or rows of tokens.
 
 use crate::source::{AnySource, Which};
 use crate::{UsageError, memory_limits};
@@ -10,8 +10,8 @@ use storm_model::{
 use storm_plan::{Budget, Forced, HardwareProfile, RankPlace};
 use storm_train::{LaunchRequest, Precision, StepSize, TrainOptions};
 
-/// Plans a step of a model, by its name or its directory, on a machine of this profile. Rows have so many tokens;
-/// images have none.
+/// Plans a step of a model, given by name or directory, on a machine with this profile. `sequence`
+/// is the number of tokens per row. It is `None` for images.
 pub(super) fn predicted(
     model: &str,
     batch: usize,

@@ -1,4 +1,4 @@
-//! Progress: a bar on a terminal, a line for every tenth elsewhere.
+//! Progress: a bar on a terminal, otherwise a line for every tenth.
 
 use crate::size;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,10 +12,10 @@ pub(crate) enum Show {
     Nothing,
 }
 
-/// Bytes after which a line is shown if it is not known how many there are.
+/// Bytes per line if the total is unknown.
 const LINE_BYTES: u64 = 256 << 20;
 
-/// Progress through so many bytes, on standard error.
+/// Progress in bytes, on standard error.
 pub(crate) struct ByteProgress {
     what: &'static str,
     form: Form,
@@ -23,7 +23,7 @@ pub(crate) struct ByteProgress {
 
 enum Form {
     Bar(ProgressBar),
-    /// Tenths shown so far, or lines.
+    /// Tenths shown so far, or lines if the total is unknown.
     Lines(Cell<u64>),
     Nothing,
 }
@@ -44,7 +44,7 @@ impl ByteProgress {
         ByteProgress { what, form }
     }
 
-    /// Shows that so much is done; `detail` is asked only if it is shown.
+    /// Shows how much is done. Calls `detail` only if it is shown.
     pub(crate) fn set(&self, done: u64, total: u64, detail: impl FnOnce() -> String) {
         match &self.form {
             Form::Nothing => {}
@@ -81,7 +81,7 @@ impl ByteProgress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         if let Form::Bar(bar) = &self.form {
             bar.finish_and_clear();

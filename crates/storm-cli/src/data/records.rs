@@ -1,4 +1,4 @@
-//! Datasets of records: what `storm data pack` and `storm data inspect` say about them.
+//! Datasets of records: what `storm data pack` and `storm data inspect` print about them.
 
 use super::progress::{ByteProgress, Show};
 use crate::model::grouped;
@@ -13,7 +13,7 @@ use storm_data::records::{
     pack_records,
 };
 
-/// Names of classes that are shown.
+/// Maximum number of class names to show.
 const SHOWN_CLASSES: usize = 12;
 
 pub(super) fn pack(
@@ -91,7 +91,7 @@ fn ratio_words(manifest: &RecordManifest) -> String {
     codec_words(manifest.codec, manifest.ratio(), "records")
 }
 
-/// What a codec does to things.
+/// The effect of a codec, in words.
 pub(super) fn codec_words(codec: Codec, ratio: f64, things: &str) -> String {
     match codec {
         Codec::None => "not compressed".to_owned(),
