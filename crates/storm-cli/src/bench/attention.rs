@@ -86,7 +86,7 @@ pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
             args.batch, heads.query_heads, heads.key_value_heads, heads.head_dim, args.seq
         );
     }
-    // Both in turn first, so that the card is as warm for the first figure as for the last.
+    // Warm up with both, so that the card is as warm for the first figure as for the last.
     time(&mut device, &[&forward_run, &backward_run], args.runs)?;
     let rows: [(&str, &[&CudaInstruction], f64); 3] = [
         ("forward", &[&forward_run], forward_flops),
@@ -113,7 +113,7 @@ pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Seconds per run of the instructions, many runs queued at once.
+/// Seconds per run of the instructions, with all runs queued at once.
 fn time(device: &mut CudaDevice, instructions: &[&CudaInstruction], runs: u32) -> Result<f64> {
     device.synchronize()?;
     let start = Instant::now();

@@ -10,7 +10,7 @@ use storm_device::PlanDevice;
 use storm_exec::trace::{self, ReportFacts, TierLimits};
 use storm_plan::{PerTier, Prediction, Queue, Tier};
 
-/// Trains under the budget, and shows what came of it.
+/// Trains under the budget, and prints the results.
 pub(super) fn run<D: Benched>(args: &TrainBenchArgs, vram_bytes: u64) -> Result<()> {
     let trace_output = Output::create(args.trace.as_deref(), "trace of the last step")?;
     let report_output = Output::create(args.report.as_deref(), "report of the last step")?;
@@ -147,7 +147,7 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
     let share = |queue: Queue| {
         format!("{} {:.1}%", plan.links.queue_name(queue), 100.0 * prediction.busy[queue])
     };
-    // Batches are given, so nothing is read.
+    // The batches are given, so nothing is read.
     let queues = plan.queues().filter(|&queue| !plan.links.is_data(queue));
     let shares: Vec<String> = queues.map(share).collect();
     println!("predicted   busy: {}", shares.join(", "));

@@ -1,4 +1,4 @@
-//! `storm bench checkpoint`: what saving costs a run.
+//! `storm bench checkpoint`: what saving checkpoints costs a run.
 
 use super::planned::{Benched, PlannedRun};
 use super::run_args::{DeviceArg, RunArgs};
@@ -16,7 +16,7 @@ use storm_train::{
     checkpoint_bytes,
 };
 
-/// What saving may cost.
+/// Maximum share of time that saving may cost.
 const SHARE_MAX: f64 = 0.02;
 
 #[derive(Args)]
@@ -44,21 +44,20 @@ pub(super) fn run(args: &CheckpointBenchArgs) -> Result<()> {
     }
 }
 
-/// What was measured, medians.
+/// Medians of what was measured.
 struct Costs {
     bytes: u64,
     step_seconds: f64,
-    /// Of a round without a checkpoint.
+    /// Time of a round without a checkpoint.
     plain_seconds: f64,
-    /// How much longer the round after it took, with one: a quarter of them less than the first, half
-    /// less than the second, a quarter more than the third.
+    /// How much longer the next round took, which saves a checkpoint: all three quartiles.
     overhead_quartiles: [f64; 3],
-    /// While an update that the plan defers is made, while the snapshot is filled, and from then until
-    /// the checkpoint is on the disk.
+    /// Time to apply a deferred update, to fill the snapshot, and from then until the checkpoint is
+    /// on disk.
     flush_seconds: f64,
     snapshot_seconds: f64,
     written_seconds: f64,
-    /// Where steps wait for all of it.
+    /// Time to save a checkpoint while steps wait.
     pause_seconds: f64,
 }
 
@@ -71,7 +70,7 @@ impl Costs {
         self.overhead_seconds() / self.plain_seconds
     }
 
-    /// The fewest steps between two checkpoints at which saving costs little enough.
+    /// The fewest steps between two checkpoints at which saving costs at most `SHARE_MAX`.
     fn steps_min(&self) -> u64 {
         (self.overhead_seconds() / (SHARE_MAX * self.step_seconds)).ceil().max(1.0) as u64
     }
@@ -94,7 +93,7 @@ fn bench<D: Benched>(args: &CheckpointBenchArgs) -> Result<()> {
         pauses.push(start.elapsed().as_secs_f64());
     }
     bench.saver.use_snapshot(Snapshot::new(&trainer)?);
-    // Of neither kind: disk and memory are used for the first time.
+    // Not counted: it uses disk and memory for the first time.
     bench.round_with(&mut trainer)?;
     let (mut plain, mut with) = (Vec::new(), Vec::new());
     for round in 0..args.rounds {
@@ -122,7 +121,7 @@ fn bench<D: Benched>(args: &CheckpointBenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Steps with a checkpoint.
+/// Times of a round with a checkpoint.
 struct Round {
     seconds: f64,
     flush_seconds: f64,
@@ -152,7 +151,7 @@ impl Bench<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// As long as the checkpoint is not on the disk, the next one would have to wait: so does the round.
+    /// Waits until the checkpoint is on disk, because the next one could not start earlier.
     fn round_with<D: Benched>(&mut self, trainer: &mut Trainer<D>) -> Result<Round> {
         let start = Instant::now();
         trainer.flush()?;
@@ -244,7 +243,7 @@ fn show(args: &CheckpointBenchArgs, costs: &Costs) {
     );
 }
 
-/// A folder that is gone afterwards.
+/// A folder that is deleted on drop.
 struct Folder(PathBuf);
 
 impl Folder {

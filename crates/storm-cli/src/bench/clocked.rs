@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_graph::{Graph, Node, TensorId};
 
-/// Passes everything on, and looks at the clock.
+/// Forwards everything to the device, and measures the time.
 pub(crate) struct Clocked<D> {
     device: D,
     launches: Launches,
 }
 
-/// Instructions issued so far, and the host's time for that.
+/// Instructions issued so far, and the host time that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Launches {
     pub(crate) instructions: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Launches {
 }
 
 impl Launches {
-    /// Those since `before`.
+    /// Launches since `before`.
     pub(crate) fn since(self, before: Launches) -> Launches {
         Launches {
             instructions: self.instructions - before.instructions,

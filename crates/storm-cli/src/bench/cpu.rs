@@ -53,7 +53,7 @@ pub(super) fn run(args: &CpuArgs) -> Result<()> {
         pool = pool.num_threads(threads);
     }
     let pool = pool.build().context("cannot start the threads")?;
-    // The whole run is inside the pool, so that kernels do not cross into it one by one.
+    // Runs everything inside the pool, so that kernels do not enter it one by one.
     pool.install(|| cpu(args))
 }
 
@@ -94,7 +94,7 @@ fn cpu(args: &CpuArgs) -> Result<()> {
     }
     let (mut times, mut budgeted_times): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     let mut loss = 0.0;
-    // In turn, so that a machine whose speed varies treats both alike.
+    // Alternates, so that changes in the machine's speed affect both alike.
     for _ in 0..args.steps {
         let start = Instant::now();
         loss = trainer.step(&batches, 1e-4)?.loss;
@@ -159,7 +159,7 @@ fn cpu(args: &CpuArgs) -> Result<()> {
     Ok(())
 }
 
-/// The same training with a share of the memory, and what it takes.
+/// A trainer with a share of the memory, and the device memory that it takes.
 fn budgeted_trainer(
     config: &ModelConfig,
     options: TrainOptions,
@@ -179,7 +179,7 @@ fn budgeted_trainer(
     Ok((trainer, bytes))
 }
 
-/// Seeded tokens, the same every time.
+/// Random tokens from a fixed seed.
 fn random_batch(vocabulary: usize) -> Batch {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut token = || {

@@ -28,7 +28,7 @@ pub(crate) struct CurveArgs {
     json: bool,
 }
 
-/// One budget.
+/// The result for one budget.
 struct Point {
     vram_bytes: u64,
     tokens_per_second: f64,
@@ -45,12 +45,12 @@ pub(super) fn run(args: &CurveArgs) -> Result<()> {
 
 fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
     let output = Output::create(args.svg.as_deref(), "curve")?;
-    // The smallest budget first: it takes most host memory, which is then there for the others.
+    // Smallest budget first: it takes the most host memory, which later runs reuse.
     let mut budgets = args.vram.clone();
     budgets.sort_unstable();
     budgets.dedup();
     let mut points = Vec::new();
-    // Looked up once: what one run holds is there for the next.
+    // Determined once, because later runs reuse the memory that earlier ones hold.
     let budget = args.run.budget(0)?;
     let mut before: Option<D> = None;
     for vram_bytes in budgets {

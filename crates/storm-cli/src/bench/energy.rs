@@ -1,21 +1,23 @@
-//! Energy and clocks of timed steps: cards of one kind differ, and a step runs at the power limit.
+//! Energy and clock rates of timed steps. Cards of one model differ, and steps run at the power
+//! limit.
 
 use storm_device::cuda::PowerReading;
 
-/// What timed steps took of a card.
+/// Energy, power, and clock rate of a card during timed steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Energy {
-    /// Of a step, on average.
+    /// Mean energy of a step.
     pub(crate) step_joules: f64,
-    /// While steps ran.
+    /// Mean power while steps ran.
     pub(crate) watts: f64,
     pub(crate) limit_watts: Option<f64>,
-    /// The mean of what was read after each step.
+    /// Mean of the readings after each step.
     pub(crate) clock_mhz: f64,
 }
 
 impl Energy {
-    /// From a reading before the first step and one after each; none if the card does not say.
+    /// From a reading before the first step and one after each. `None` if the card does not report
+    /// them.
     pub(crate) fn of(readings: &[Option<PowerReading>], seconds: f64) -> Option<Energy> {
         let readings: Vec<PowerReading> = readings.iter().copied().collect::<Option<_>>()?;
         let [first, after @ ..] = readings.as_slice() else { return None };
@@ -30,7 +32,7 @@ impl Energy {
         })
     }
 
-    /// For people.
+    /// The figures in words.
     pub(crate) fn words(&self) -> String {
         let limit = self.limit_watts.map_or(String::new(), |watts| format!(" of {watts:.0}"));
         let Energy { step_joules, watts, clock_mhz, .. } = self;

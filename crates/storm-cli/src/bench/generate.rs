@@ -1,4 +1,5 @@
-//! `storm bench generate`: how fast a model writes text. Its weights are random, so nothing is downloaded.
+//! `storm bench generate`: how fast a model generates text. Its weights are random, so nothing is
+//! downloaded.
 
 use crate::UsageError;
 use crate::decoder::{self, PlaceArgs};
@@ -70,9 +71,9 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<()> {
     let prompt: Vec<u32> =
         (0..args.prompt).map(|_| random.below(config.vocab_size) as u32).collect();
     let sampling = Sampling { temperature: args.temperature, ..Sampling::default() };
-    // Once to warm up: the first run of a kernel loads its code.
+    // Warm up: the first run of a kernel loads its code.
     write(&mut model, &prompt, sampling, 4.min(args.tokens))?;
-    // Another beginning, so that nothing of it is kept.
+    // A different prompt, so that nothing cached is reused.
     let other: Vec<u32> =
         prompt.iter().map(|&token| (token + 1) % config.vocab_size as u32).collect();
     let times = write(&mut model, &other, sampling, args.tokens)?;
@@ -121,7 +122,7 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Seconds that each token took.
+/// Generates tokens. Returns the seconds that each took.
 fn write(
     model: &mut Decoder,
     prompt: &[u32],
@@ -141,7 +142,7 @@ fn write(
 /// Values in the table of [`RandomWeights`].
 const VALUES: usize = (1 << 16) - 1;
 
-/// Weights as a fresh model has them, drawn from one table: quick to make, and large models are.
+/// Random weights, copied from one table, which is fast even for large models.
 struct RandomWeights {
     values: Vec<f32>,
 }
@@ -162,7 +163,7 @@ impl ParameterSource for RandomWeights {
         rows: Range<usize>,
         dest: &mut [E],
     ) -> Result<(), ModelError> {
-        // Norms have a vector of ones.
+        // The weights of norms are ones.
         let is_norm = spec.name.ends_with("norm.weight");
         let start =
             spec.name.bytes().fold(0, |sum: usize, byte| sum.wrapping_mul(31) ^ byte as usize);
@@ -172,7 +173,7 @@ impl ParameterSource for RandomWeights {
         }
         let mut values: Vec<E> = self.values.iter().map(|&value| E::from_f32(value)).collect();
         values.rotate_left((start % VALUES + rows.start * spec.row_elements()) % VALUES);
-        // Whole copies of the table: memory is the limit.
+        // Copies the table as a whole, so that memory is the limit.
         for some in dest.chunks_mut(values.len()) {
             some.copy_from_slice(&values[..some.len()]);
         }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use storm_device::Device;
 use storm_train::{Batch, ReferenceTrainer};
 
-/// Time and calls of each op over forward and backward of one micro-batch, each call waited for.
+/// Time and calls of each op in forward and backward of one micro-batch, synchronized after each
+/// call.
 pub(crate) struct OpTimes {
     by_op: BTreeMap<&'static str, (Duration, u32)>,
 }
@@ -36,7 +37,7 @@ impl OpTimes {
         counted.map(|(_, &(time, _))| time).sum()
     }
 
-    /// As a table, longest first.
+    /// Prints a table, longest first.
     pub(crate) fn print(&self) {
         let mut rows: Vec<_> = self.by_op.iter().collect();
         rows.sort_by_key(|&(_, &(time, _))| std::cmp::Reverse(time));

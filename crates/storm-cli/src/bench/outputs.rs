@@ -5,8 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use storm_files::{IfPresent, StagedFile};
 
-/// A file that is to be written. It is checked and begun before the work: a path that cannot be written
-/// should not cost a run.
+/// A file to write. It is created before the run, so that a bad path fails before any work is done.
 pub(super) struct Output {
     what: &'static str,
     path: PathBuf,

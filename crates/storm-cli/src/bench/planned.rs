@@ -1,4 +1,4 @@
-//! Training under a memory budget, timed, beside what the plan predicted.
+//! Timed training under a memory budget, compared with the plan's prediction.
 
 use super::energy::Energy;
 use super::run_args::RunArgs;
@@ -16,7 +16,7 @@ use storm_train::{
     StepPlan, StepSize, TrainOptions, Trainer, TrialOptions,
 };
 
-/// How many are timed.
+/// Number of evaluations to time.
 const EVALUATIONS: usize = 3;
 
 /// A training run to be timed.
@@ -27,46 +27,46 @@ pub(crate) struct PlannedRun<'a> {
     pub(crate) budget: Budget,
     profile: HardwareProfile,
     batches: Vec<Batch>,
-    /// Of the CPU device; none on a card.
+    /// Threads of the CPU device. `None` on a GPU.
     threads: Option<usize>,
     disk: Option<DiskTier>,
 }
 
-/// What came of it.
+/// Results of a timed run.
 pub(crate) struct Measured<D: PlanDevice> {
     pub(crate) trainer: Trainer<D>,
-    /// The profile that the plan was made with: refined if it was off.
+    /// The profile that the plan was made with. It is refined if it was off.
     pub(crate) profile: HardwareProfile,
     pub(crate) decisions: Decisions,
     pub(crate) prediction: Prediction,
     pub(crate) bottleneck: Bottleneck,
     pub(crate) step_seconds: f64,
     pub(crate) fastest_seconds: f64,
-    /// None if the device does not say.
+    /// `None` if the device does not report it.
     pub(crate) energy: Option<Energy>,
-    /// Of the loss of a step's batches by forward passes alone.
+    /// Time to compute the loss of a step's batches by forward passes alone.
     pub(crate) evaluation_seconds: f64,
-    /// What the process holds of the device.
+    /// Device memory that the process holds.
     pub(crate) vram_bytes: u64,
     pub(crate) loss: f32,
-    /// A step after the timed ones, as the queues ran it.
+    /// Trace of a step after the timed ones.
     pub(crate) trace: Trace,
 }
 
 /// A device for benchmarks.
 pub(crate) trait Benched: PlanDevice {
-    /// Options for a run. A device of the run before may have something to keep.
+    /// Options for a run. They may reuse memory of the previous run's device.
     fn options(run: &PlannedRun<'_>, before: Option<Self>) -> Self::Options;
 
-    /// What the process holds of it.
+    /// Device memory that the process holds.
     fn vram_bytes(&self) -> Result<u64>;
 
-    /// CUDA graphs and the kernels in them.
+    /// Number of CUDA graphs, and of kernels in them.
     fn graphs(&self) -> (usize, usize) {
         (0, 0)
     }
 
-    /// What the device has consumed; none if it does not say.
+    /// Energy, power limit, and clock rate. `None` if the device does not report them.
     fn power(&self) -> Option<PowerReading> {
         None
     }
@@ -95,10 +95,10 @@ impl Benched for CudaPlanDevice {
             disk: DiskTier::options(run.disk.as_ref()),
             copy_slowdown: run.args.slow_copies,
             multiprocessors: run.args.multiprocessors,
-            // A part of the card is not the card that algorithms are kept for.
+            // Tuned algorithms are kept for the whole card, not for a part of it.
             tune_seconds: run.args.multiprocessors.map_or(run.args.tune, |_| 0.0),
             progress: Some(Box::new(|preparing| progress::show(&tuning::describe(preparing)))),
-            // Host memory is slow to get. After an error of the card there is nothing to keep.
+            // Host memory is slow to allocate. After a device error there is nothing to reuse.
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
         }
@@ -117,12 +117,12 @@ impl Benched for CudaPlanDevice {
     }
 }
 
-/// What a launch needs of a benchmark, and what is said of it.
+/// What a launch needs from a benchmark, and its progress messages.
 struct Site<'a> {
     run: &'a PlannedRun<'a>,
-    /// When it began with what it does now.
+    /// When the current phase began.
     begun: Instant,
-    /// Weights that are being made.
+    /// Progress of making weights.
     making: Option<progress::Bytes>,
 }
 
@@ -199,9 +199,9 @@ impl<'a> PlannedRun<'a> {
         })
     }
 
-    /// Plans, trains, and compares.
+    /// Plans, trains, and measures.
     pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
-        // The last step before the clock starts shows whether the profile is right.
+        // The last warm-up step shows whether the profile is right.
         let trial =
             self.args.warmup.checked_sub(1).map(|warm_up| TrialOptions { warm_up, splits: 1 });
         let (launch, mut trainer) = self.launched(trial, before)?;
@@ -237,7 +237,7 @@ impl<'a> PlannedRun<'a> {
         })
     }
 
-    /// A trainer that has made its first steps.
+    /// A trainer after its warm-up steps.
     pub(super) fn warm<D: Benched>(&self) -> Result<Trainer<D>> {
         let (_, mut trainer) = self.launched(None, None)?;
         for _ in 0..self.args.warmup {
@@ -246,7 +246,7 @@ impl<'a> PlannedRun<'a> {
         Ok(trainer)
     }
 
-    /// One step, to its end.
+    /// Runs one step, and waits for it.
     pub(super) fn step<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<()> {
         trainer.step(&self.batches, 1e-5)?;
         Ok(trainer.synchronize()?)
@@ -280,14 +280,14 @@ impl<'a> PlannedRun<'a> {
         if let (Some(_), Some(path)) = (&self.disk, trainer.device().disk_path()) {
             eprintln!("the disk is accessed by {path}");
         }
-        // It costs about a hundredth of a step's time on a GPU.
+        // Recording costs about 1 % of a step's time on a GPU.
         trainer.set_recording(false);
         Ok((launch, trainer))
     }
 
-    /// How long the loss of a step's batches takes by forward passes alone.
+    /// Time to compute the loss of a step's batches by forward passes alone.
     fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<f64> {
-        // The first applies the update that the last step left.
+        // The first one applies the update that the last step left pending.
         trainer.evaluate(&self.batches)?;
         let mut times = Vec::new();
         for _ in 0..EVALUATIONS {
@@ -300,7 +300,7 @@ impl<'a> PlannedRun<'a> {
         Ok(times[times.len() / 2])
     }
 
-    /// One more step, as the queues ran it.
+    /// The trace of one more step.
     fn recorded<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<Trace> {
         trainer.set_recording(true);
         trainer.step(&self.batches, 1e-5)?;

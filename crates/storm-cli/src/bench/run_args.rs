@@ -16,7 +16,7 @@ use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, HardwareProfile};
 use storm_train::{Batch, OptimizerOptions, StepSize, TrainOptions};
 
-/// Larger than a trainer's default: benchmarks are for speed.
+/// Larger than the trainer's default, for speed.
 const CHUNK_ROWS: usize = 2048;
 
 #[derive(Args)]
@@ -180,7 +180,7 @@ impl RunArgs {
         self.batch * self.seq * self.accumulate
     }
 
-    /// Seeded tokens, the same every time.
+    /// Random tokens from a fixed seed.
     pub(crate) fn batches(&self, config: &ModelConfig) -> Result<Vec<Batch>> {
         let step = StepSize::MicroBatches(self.accumulate);
         let unit_bytes = host_memory::of_unit(&config.into());
@@ -204,7 +204,7 @@ impl RunArgs {
         Batch::new(tokens, targets, self.seq)
     }
 
-    /// What to plan with for a device of that much memory.
+    /// The hardware profile for planning on a device with this much memory.
     pub(crate) fn profile(&self, vram_bytes: u64) -> Result<HardwareProfile> {
         let mut profile = match self.device {
             DeviceArg::Cpu if self.slow_copies != 1.0 || self.multiprocessors.is_some() => {
@@ -214,7 +214,7 @@ impl RunArgs {
             DeviceArg::Cpu => probe_cpu(vram_bytes, self.threads()?, Bf16Products::Fma)?,
             DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
-        // How much slower that makes it is seen in the first steps, which correct the profile.
+        // The first steps show how much slower this makes the card, and correct the profile.
         if let Some(count) = self.multiprocessors {
             profile.name = format!("{count} multiprocessors of {}", profile.name);
             profile.multiprocessors = profile.multiprocessors.and(u32::try_from(count).ok());
@@ -230,14 +230,14 @@ impl RunArgs {
         Ok(profile)
     }
 
-    /// That much device memory, and what is given or available of the host's.
+    /// This much device memory, and the host memory that is given or available.
     pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
         let ram_bytes = memory_limits::host(self.ram)?.bytes;
         let threads = self.threads()?.unwrap_or(0);
         Ok(Budget::new(vram_bytes, ram_bytes.saturating_sub(host_memory::of_threads(threads))))
     }
 
-    /// What optimizer state may use.
+    /// Disk that optimizer state and frozen weights may use.
     pub(crate) fn open_disk(&self) -> Result<Option<DiskTier>> {
         disk_tier::open(DiskArgs {
             folder: self.disk.as_deref(),
@@ -247,7 +247,7 @@ impl RunArgs {
         })
     }
 
-    /// Of the CPU device; none on a card.
+    /// Threads of the CPU device. `None` on a GPU.
     pub(crate) fn threads(&self) -> Result<Option<usize>> {
         let ram_bytes = memory_limits::host(self.ram)?.bytes;
         Ok(match self.device {
@@ -256,7 +256,7 @@ impl RunArgs {
         })
     }
 
-    /// Refuses what only means something under a plan.
+    /// Refuses flags that only apply under a plan.
     pub(crate) fn check_unplanned(&self) -> Result<()> {
         let mut flags = self.forced.words();
         if self.slow_copies != 1.0 {

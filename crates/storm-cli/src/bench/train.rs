@@ -1,5 +1,5 @@
-//! `storm bench train`: training speed of a real model, random tokens; all in device memory, or
-//! under a budget.
+//! `storm bench train`: training speed of a real model on random tokens, with everything in device
+//! memory or under a budget.
 
 use super::budgeted;
 use super::clocked::{Clocked, Launches};
@@ -93,7 +93,7 @@ fn bench<D: Device>(
     let launches = trainer.device().launches().since(before);
     let gemm_seconds = times.of(|op| op.starts_with("Linear")).as_secs_f64();
     let gemm_tera = flops.linear / gemm_seconds / 1e12;
-    // On the CPU, issuing an instruction is running it.
+    // On the CPU, issuing an instruction runs it.
     let host = gpu_memory.map(|_| HostTime::of(launches, args.run.accumulate, median));
     if args.json {
         let line = serde_json::json!({
@@ -140,12 +140,12 @@ fn bench<D: Device>(
     Ok(())
 }
 
-/// What the host takes to issue the work of a micro-batch, while the card runs it.
+/// Host time to issue the work of a micro-batch, while the card runs it.
 #[derive(Clone, Copy)]
 struct HostTime {
     micro_batch_seconds: f64,
     instructions: u64,
-    /// Of the step's time.
+    /// As a share of the step's time.
     share: f64,
 }
 

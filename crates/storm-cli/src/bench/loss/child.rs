@@ -1,4 +1,4 @@
-//! The runs that are compared: each is a separate `storm train` process.
+//! The runs to compare. Each is a separate `storm train` process.
 
 use super::compare::Curve;
 use anyhow::{Context, Result, bail};
@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 use storm_files::open_plain;
 use storm_train::{Event, RunError, Sink, StepRecord, read_metrics};
 
-/// More of a config is not read; `storm train` refuses one that is longer.
+/// Maximum bytes read of a config. `storm train` refuses longer ones.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A way to run the config.
 pub(super) struct Variant {
-    /// As people read it.
+    /// Name shown to users.
     pub(super) name: String,
-    /// For `storm train`.
+    /// Flags for `storm train`.
     pub(super) flags: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl Variant {
 pub(super) struct Runs<'a> {
     config: &'a Path,
     folder: &'a Path,
-    /// Of the config, so that runs of another one are not taken for runs of this one.
+    /// Hash of the config, so that runs of another config are not mistaken for runs of this one.
     hash: String,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Runs<'a> {
         Ok(Runs { config, folder, hash: hex(&Sha256::digest(&text)) })
     }
 
-    /// Trains a variant with a seed, unless that has been done, and returns its losses.
+    /// Trains a variant with a seed, unless that is already done, and returns its losses.
     pub(super) fn curve(&self, variant: &Variant, seed: u64) -> Result<Curve> {
         let flags = hex(&Sha256::digest(variant.flags.join("\n")));
         let name = format!("{}-{flags}-{seed}", self.hash);
@@ -84,7 +84,7 @@ fn hex(hash: &[u8]) -> String {
     hash[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Keeps every loss.
+/// Collects every loss.
 struct Collect<'c>(&'c mut Curve);
 
 impl Sink for Collect<'_> {

@@ -1,8 +1,9 @@
-//! How far the losses of two variants are apart. All differences are shares of the first one's loss.
+//! How far apart the losses of two variants are. All differences are relative to the first one's
+//! loss.
 
 use anyhow::{Result, ensure};
 
-/// A smoothed curve has so many points: each is the mean of the steps between it and the one before.
+/// Number of points of a smoothed curve. Each is the mean of the steps since the previous point.
 const POINTS: usize = 20;
 
 /// Losses of one run, by step.
@@ -22,17 +23,17 @@ impl Curve {
     }
 }
 
-/// A variant beside the first one, seed by seed.
+/// A variant compared with the first one, seed by seed.
 pub(super) struct Comparison {
     /// Mean of the last held-out losses of the variant.
     pub(super) held_out: f64,
-    /// Difference of the last held-out loss of each seed.
+    /// Difference in the last held-out loss, for each seed.
     pub(super) each: Vec<f64>,
-    /// Difference of the losses of the first step.
+    /// Difference in the loss of the first step.
     pub(super) first: f64,
-    /// How far the smoothed loss of the steps is above the first variant's, at most.
+    /// Largest amount by which the smoothed training loss is above the first variant's.
     pub(super) above: f64,
-    /// How far it is below, at most.
+    /// Largest amount by which it is below.
     pub(super) below: f64,
 }
 
@@ -58,7 +59,7 @@ impl Comparison {
         })
     }
 
-    /// Of the last held-out loss, mean over the seeds.
+    /// Difference in the last held-out loss, mean over the seeds.
     pub(super) fn difference(&self) -> f64 {
         mean(self.each.iter().copied())
     }
@@ -72,14 +73,15 @@ pub(super) fn mean_first(curves: &[Curve]) -> f64 {
     mean(curves.iter().map(Curve::first))
 }
 
-/// How far the last held-out losses of the seeds are apart.
+/// Range of the last held-out losses over the seeds, relative to their mean.
 pub(super) fn spread(curves: &[Curve]) -> f64 {
     let losses = || curves.iter().map(Curve::last_held_out);
     let (least, most) = (losses().fold(f64::MAX, f64::min), losses().fold(f64::MIN, f64::max));
     (most - least) / mean_held_out(curves)
 }
 
-/// The mean over the seeds of the loss of the steps, in a few points: the last step of each, and the mean over its steps.
+/// Training loss as a few points, mean over the seeds. Each point has the last step of its range,
+/// and the mean over that range.
 pub(super) fn smoothed(curves: &[Curve]) -> Vec<(u64, f64)> {
     let count = curves[0].steps.len();
     let points = POINTS.min(count);
@@ -139,7 +141,7 @@ mod tests {
         is_near(compared.each[0], 0.01);
         is_near(compared.each[1], 0.03);
         is_near(compared.difference(), 0.02);
-        // Of the mean curve: 3.07 to 3.
+        // For the mean curve: 3.07 instead of 3.
         is_near(compared.above, 0.07 / 3.0);
         assert_eq!(compared.below, 0.0);
         is_near(compared.first, 0.07 / 3.0);

@@ -1,4 +1,4 @@
-//! The picture: losses above, differences from the first variant below.
+//! The plot: losses above, differences from the first variant below.
 
 use super::child::Variant;
 use super::compare::{Curve, held_out, smoothed};
@@ -47,7 +47,7 @@ fn draw_into(
     };
     let differences = (1..variants.len()).map(|v| (v, percent(&smooth[v], &smooth[0]))).collect();
     let title = "difference of the smoothed training loss";
-    // The keys of the panel above hold for this one.
+    // The legend of the panel above applies to this one.
     panel(&below, title, "percent", differences, None)?;
     root.present()?;
     Ok(())
@@ -65,7 +65,7 @@ fn panel(
     let steps = all().map(|&(step, _)| step as f64).fold(1.0, f64::max);
     let least = all().map(|&(_, y)| y).fold(f64::MAX, f64::min);
     let most = all().map(|&(_, y)| y).fold(f64::MIN, f64::max);
-    // A curve without any difference still has a height.
+    // Curves without any difference still need a range.
     let margin = (0.08 * (most - least)).max(1e-3);
     let mut chart: Chart<'_, '_> = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 16))

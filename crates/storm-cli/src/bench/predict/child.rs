@@ -1,4 +1,4 @@
-//! One run: a separate `storm train` process, and a `storm eval` on rows that nothing else looks at.
+//! One run: a separate `storm train` process, and a `storm eval` on rows that nothing else reads.
 
 use super::records::Finished;
 use crate::train::Recorded;
@@ -11,15 +11,15 @@ use std::process::{Command, Stdio};
 use storm_files::open_plain;
 use storm_train::{Event, Jump, RunError, Sink, StepRecord, Verdict, read_metrics};
 
-/// More of a config is not read; `storm train` refuses one that is longer.
+/// Maximum bytes read of a config. `storm train` refuses longer ones.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// A run to be made.
+/// A run to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
-    /// As people read it.
+    /// Name shown to users.
     pub(super) name: String,
-    /// Of `storm train`.
+    /// Flags for `storm train`.
     pub(super) flags: Vec<String>,
     pub(super) seed: u64,
     pub(super) steps: u64,
@@ -29,7 +29,7 @@ pub(super) struct Job {
 pub(super) struct Runner<'a> {
     config: &'a Path,
     folder: &'a Path,
-    /// Micro-batches at the end of the held-out rows that predictions look at, in runs that predict.
+    /// Micro-batches at the end of the held-out rows that predictions use, in runs that predict.
     probe_batches: u64,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Runner<'a> {
         Runner { config, folder, probe_batches: probe_batches as u64 }
     }
 
-    /// Of the config, so that runs of another one are not taken for runs of this one.
+    /// Hash of the config, so that runs of another config are not mistaken for runs of this one.
     pub(super) fn hash(&self) -> Result<String> {
         let cannot = || format!("cannot read {}", self.config.display());
         let mut text = Vec::new();
@@ -47,11 +47,11 @@ impl<'a> Runner<'a> {
         Ok(hex(&Sha256::digest(&text)))
     }
 
-    /// Trains and tests. Nothing stays of the run but what is returned.
+    /// Trains and tests, then deletes the run.
     pub(super) fn run(&self, job: &Job, config: &str) -> Result<Finished> {
         let name = format!("{config}-{}-{}", hex(&Sha256::digest(job.flags.join("\n"))), job.seed);
         let folder = self.folder.join(&name);
-        // Of a call that was killed: a run that goes on would not have been timed as a whole.
+        // Left by a command that was killed. A resumed run would not be timed as a whole.
         delete(&folder)?;
         let mut command = storm()?;
         command.arg("train").arg(self.config).arg("--quiet").args(["--name", &name]);
@@ -94,7 +94,8 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// The loss on the held-out rows between those of evaluations and those of predictions, in runs that do not predict too.
+    /// The loss on the held-out rows between those for evaluations and those for predictions. Runs
+    /// that do not predict use the same rows.
     fn test(&self, folder: &PathBuf) -> Result<f64> {
         let recorded = Recorded::of_folder(folder)?.context("the run left no config.toml")?;
         let step = (recorded.batch * recorded.accumulate) as u64;
@@ -121,7 +122,7 @@ fn storm() -> Result<Command> {
     Ok(Command::new(std::env::current_exe().context("cannot find storm itself")?))
 }
 
-/// A folder that one of our runs made.
+/// Deletes a folder that one of our runs made.
 fn delete(folder: &Path) -> Result<()> {
     match folder.is_dir() {
         true => std::fs::remove_dir_all(folder)
@@ -134,7 +135,7 @@ fn hex(hash: &[u8]) -> String {
     hash[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What the metrics of a run come to.
+/// Totals of a run's metrics.
 #[derive(Debug, Default, PartialEq)]
 struct Totals {
     steps: u64,
@@ -146,7 +147,7 @@ struct Totals {
     kept: u64,
     undone: u64,
     distance_min: Option<f64>,
-    /// Jumps of which something was expected, and the sum of the squares of what was expected less the outcome.
+    /// Jumps with an expected acceptance, and the sum of its squared differences from the outcome.
     expected: u64,
     squares: f64,
 }

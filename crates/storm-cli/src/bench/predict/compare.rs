@@ -1,19 +1,19 @@
-//! What methods gain over plain training, seed by seed, with the uncertainty of that.
+//! What methods gain over plain training, seed by seed, with confidence intervals.
 //!
-//! Plain training is a curve: the loss of fully decayed runs of several lengths over what they cost. A method is one point.
-//! Above its cost, the curve says what loss plain training has for the same time; at its loss, the curve says how long plain
-//! training takes to the same loss.
+//! Plain training is a curve: the loss of fully decayed runs of several lengths against their cost.
+//! A method is one point. At its cost, the curve gives the loss of plain training in the same time.
+//! At its loss, the curve gives the time that plain training takes to the same loss.
 
 use super::records::Finished;
 
-/// Quantiles of Student's t for an interval of 95 %, by degrees of freedom from 1 on.
+/// Quantiles of Student's t for a 95 % interval, by degrees of freedom, starting at 1.
 const T_95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
 ];
 
-/// A mean over seeds, with an interval of 95 %.
+/// A mean over seeds, with a 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Estimate {
     pub(super) mean: f64,
@@ -23,7 +23,7 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Of paired differences.
+    /// The estimate for paired differences.
     pub(super) fn of(values: &[f64]) -> Option<Estimate> {
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
@@ -40,7 +40,7 @@ impl Estimate {
         Some(Estimate { mean, low: mean - half, high: mean + half })
     }
 
-    /// Of ratios: the mean of their logarithms.
+    /// The estimate for ratios, from the mean of their logarithms.
     fn of_ratios(ratios: &[f64]) -> Option<Estimate> {
         let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
         let Estimate { mean, low, high } = Estimate::of(&logarithms)?;
@@ -48,28 +48,29 @@ impl Estimate {
     }
 }
 
-/// Whether the curve reaches as far as it was asked.
+/// Whether the curve covers a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Within,
-    /// Asked for less than its shortest run, or for a loss that is worse than that.
+    /// The cost is below that of the shortest run, or the loss is worse than that run's.
     Before,
-    /// Asked for more than its longest run, or for a loss that is better than all.
+    /// The cost is above that of the longest run, or the loss is better than all.
     Beyond,
 }
 
-/// Plain training: costs and losses, by cost.
+/// Costs and losses of plain training, by cost.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Curve(Vec<(f64, f64)>);
 
 impl Curve {
-    /// None without points.
+    /// `None` without points.
     pub(super) fn new(mut points: Vec<(f64, f64)>) -> Option<Curve> {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         (!points.is_empty()).then_some(Curve(points))
     }
 
-    /// The loss at a cost, between runs by the logarithm of the cost; that of the nearest run outside.
+    /// The loss at a cost, interpolated between runs by the logarithm of the cost. Outside, it is
+    /// that of the nearest run.
     pub(super) fn loss(&self, cost: f64) -> (f64, Reach) {
         let points = &self.0;
         let after = points.partition_point(|&(at, _)| at < cost);
@@ -85,7 +86,7 @@ impl Curve {
         }
     }
 
-    /// The cost at which a loss is first reached; that of the first or last run outside.
+    /// The cost at which a loss is first reached. Outside, it is that of the first or last run.
     pub(super) fn cost(&self, loss: f64) -> (f64, Reach) {
         let points = &self.0;
         if loss > points[0].1 {
@@ -108,9 +109,9 @@ impl Curve {
 /// How time is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// In steps of the run itself: a machine that others use, too, slows all of a run alike.
+    /// In steps of the run itself: if others use the machine too, that slows all of a run alike.
     Steps,
-    /// Measured.
+    /// In measured seconds.
     Seconds,
 }
 
@@ -123,27 +124,28 @@ impl Clock {
     }
 }
 
-/// A method beside plain training, by one clock.
+/// A method compared with plain training, by one clock.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Timed {
     /// Mean cost.
     pub(super) cost: f64,
-    /// Its loss less that of plain training in the same time.
+    /// Its loss minus that of plain training in the same time.
     pub(super) equal_time: Estimate,
-    /// Its time to its loss, in times of plain training to the same loss.
+    /// Its time to its loss, relative to that of plain training to the same loss.
     pub(super) ratio: Estimate,
-    /// Seeds in which plain training is not known there: the ratio is at least, or at most, what is shown.
+    /// Seeds in which the curve of plain training does not extend that far, so that the ratio is a
+    /// lower or upper bound.
     pub(super) before: usize,
     pub(super) beyond: usize,
 }
 
-/// A method beside plain training.
+/// A method compared with plain training.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Comparison {
     pub(super) seeds: usize,
     /// Mean on the test rows.
     pub(super) test_loss: f64,
-    /// Its loss less that of plain training with the same number of steps.
+    /// Its loss minus that of plain training with the same number of steps.
     pub(super) equal_steps: Estimate,
     pub(super) by_steps: Timed,
     pub(super) by_seconds: Timed,
@@ -151,9 +153,9 @@ pub(super) struct Comparison {
     pub(super) refused: u64,
     pub(super) kept: u64,
     pub(super) undone: u64,
-    /// The least that an accepted jump moved the weights.
+    /// The smallest distance by which an accepted jump moved the weights.
     pub(super) distance_min: Option<f64>,
-    /// Mean over seeds, of a controller that learns.
+    /// Mean Brier score over seeds, for a controller that learns.
     pub(super) brier: Option<f64>,
 }
 
@@ -164,7 +166,7 @@ pub(super) struct Pair<'a> {
 }
 
 impl Comparison {
-    /// Over seeds; none without any.
+    /// Compares over seeds. `None` without any.
     pub(super) fn new(pairs: &[Pair<'_>]) -> Option<Comparison> {
         let equal_steps: Vec<f64> = pairs
             .iter()
@@ -190,7 +192,7 @@ impl Comparison {
         })
     }
 
-    /// Whether it is a gain beyond doubt by any measure.
+    /// Whether a 95 % interval shows a gain, in loss at equal steps or in time.
     pub(super) fn is_gain(&self) -> bool {
         self.equal_steps.high < 0.0 || self.by_steps.ratio.high < 1.0
     }
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn intervals_are_students() {
-        // Mean 3, standard deviation √2.5, and 2.776 of its standard errors.
+        // Mean 3, standard deviation √2.5, half-width 2.776 standard errors.
         let found = Estimate::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).expect("five");
         is_near(found.mean, 3.0);
         is_near(found.high - 3.0, 2.776 * 0.5_f64.sqrt());
@@ -266,12 +268,13 @@ mod tests {
         assert_eq!(curve.loss(800.0), (2.8, Reach::Beyond));
         assert_eq!(curve.cost(3.5), (100.0, Reach::Before));
         assert_eq!(curve.cost(2.0), (400.0, Reach::Beyond));
-        // A longer run that is worse by chance: the shorter one was there first.
+        // A longer run is worse by chance, so the shorter one reaches the loss first.
         let bumpy = Curve::new(vec![(100.0, 3.0), (200.0, 2.8), (400.0, 2.9)]).expect("a curve");
         is_near(bumpy.cost(2.9).0, 100.0 * 2.0_f64.sqrt());
     }
 
-    /// What a method comes to that has the loss of so many plain steps after 100, and takes so much longer.
+    /// Compares a method that has the loss of `worth` plain steps after 100, with this time
+    /// overhead.
     fn method(seeds: u64, worth: u64, overhead: f64) -> Comparison {
         let runs: Vec<(Vec<Finished>, Finished)> = (0..seeds)
             .map(|seed| {
@@ -291,7 +294,7 @@ mod tests {
 
     #[test]
     fn seeds_that_differ_do_not_hide_a_gain() {
-        // Seeds differ by 1, and the gain is 0.1 in each.
+        // Losses of seeds differ by 1, and the gain is 0.1 in each.
         let found = method(3, 200, 1.5);
         is_near(found.equal_steps.mean, -0.1);
         is_near(found.equal_steps.high, -0.1);

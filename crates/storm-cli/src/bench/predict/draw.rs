@@ -1,4 +1,4 @@
-//! Pictures: plain training as a curve with methods as points, and how long each takes to the same loss.
+//! Plots: plain training as a curve with methods as points, and the time of each to the same loss.
 
 use super::compare::{Comparison, Estimate};
 use anyhow::{Context, Result, anyhow};
@@ -16,7 +16,7 @@ const GREY: RGBColor = RGBColor(110, 110, 110);
 
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// The curve over the cost in steps, and the methods beside it.
+/// The curve against the cost in steps, and the methods as points.
 pub(super) fn curve(plain: &[(f64, f64)], methods: &[(&str, &Comparison)]) -> Result<String> {
     let mut svg = String::new();
     draw_curve(&mut svg, plain, methods)
@@ -76,7 +76,7 @@ fn draw_curve(svg: &mut String, plain: &[(f64, f64)], methods: &[(&str, &Compari
     Ok(())
 }
 
-/// How long methods take to the same loss, with intervals; plain training is the line at 1.
+/// Time of methods to the same loss, with intervals. Plain training is the line at 1.
 pub(super) fn ratios(methods: &[(&str, &Comparison)]) -> Result<String> {
     let mut svg = String::new();
     draw_ratios(&mut svg, methods)

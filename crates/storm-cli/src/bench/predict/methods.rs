@@ -1,10 +1,11 @@
-//! What is compared: plain training at several lengths, controls, outer steps, and predictions.
+//! The methods to compare: plain training at several lengths, controls, outer steps, and
+//! predictions.
 
 use crate::UsageError;
 use std::fmt::Write;
 
-/// Lengths of plain runs, as shares of the steps: together they say what loss plain training reaches in which time, each with
-/// a schedule that falls to zero in its own last step.
+/// Lengths of plain runs, as shares of the steps. Each has a schedule that falls to zero in its own
+/// last step. Together they show the loss that plain training reaches in a given time.
 pub(super) const LENGTHS: [f64; 5] = [0.6, 0.8, 1.0, 1.25, 1.6];
 
 /// Lengths of phases, and the size of the probe.
@@ -25,11 +26,11 @@ impl Phases {
 /// A way to train.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Method {
-    /// As people name it on the command line.
+    /// Its name on the command line.
     pub(super) name: &'static str,
-    /// In a line.
+    /// A short description.
     pub(super) words: &'static str,
-    /// What stands in a `[predict]` section beside the lengths of phases.
+    /// Its `[predict]` section, without the lengths of phases.
     section: &'static str,
     phases: Kind,
     /// More flags of `storm train`.
@@ -46,7 +47,7 @@ enum Kind {
     Whole,
 }
 
-/// All of them. Those that predict have the learning rate of the best plain run.
+/// All methods. They use the learning rate of the best plain run.
 pub(super) const METHODS: [Method; 12] = [
     Method {
         name: "null",
@@ -135,7 +136,7 @@ pub(super) const METHODS: [Method; 12] = [
 ];
 
 impl Method {
-    /// Flags of `storm train`, beside those of a plain run.
+    /// Flags of `storm train`, in addition to those of a plain run.
     pub(super) fn flags(&self, phases: &Phases) -> Vec<String> {
         let Phases { steps, full, correct, probe_batches } = *phases;
         let warm_up = phases.warm_up();
@@ -168,7 +169,7 @@ impl Method {
     }
 }
 
-/// Those that are asked for, all if none is.
+/// The methods with these names, or all if there are no names.
 pub(super) fn chosen(names: &[String]) -> Result<Vec<Method>, UsageError> {
     for name in names {
         if !METHODS.iter().any(|method| method.name == name) {

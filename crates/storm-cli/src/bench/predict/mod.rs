@@ -1,8 +1,9 @@
-//! `storm bench predict`: what predictions gain over plain training, honestly measured.
+//! `storm bench predict`: measures what predictions gain over plain training.
 //!
-//! Plain training is tuned over learning rates, then run at several lengths, each with a schedule of its own that falls to
-//! zero. All methods have that learning rate and the same seeds; runs of a seed follow one another, so that a machine that
-//! slows down does so for all. The controls must come out as none: otherwise this measurement is wrong, and says so.
+//! Plain training is tuned over learning rates, then run at several lengths, each with its own
+//! schedule that falls to zero. All methods use that learning rate and the same seeds. Runs of a
+//! seed follow one another, so that a slow phase of the machine affects all methods. The controls
+//! must show no gain. Otherwise, the measurement is wrong, and the report says so.
 
 mod child;
 mod compare;
@@ -27,13 +28,13 @@ use std::time::{Duration, Instant};
 use storm_files::{open_plain, replace_file};
 use table::{Line, Plain};
 
-/// Learning rates are chosen by a run with this seed, which no comparison has.
+/// Seed of the runs that choose a learning rate. No comparison uses it.
 const TUNING_SEED: u64 = 1_000_000;
 
-/// Rates beyond those that were asked for, if the best is the lowest or highest of them.
+/// Rates to try beyond the given ones, if the best is the lowest or highest of them.
 const MORE_RATES: usize = 3;
 
-/// More of a document is not read.
+/// Maximum bytes read of a document.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
 #[derive(Args)]
@@ -153,7 +154,7 @@ fn read_document(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// What is trained.
+/// The training task.
 struct Task {
     phases: Phases,
     learning_rate: f64,
@@ -216,13 +217,13 @@ impl Task {
         pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
-    /// Plain runs of every length, the shortest first.
+    /// Lengths of plain runs, shortest first.
     fn lengths(&self) -> Vec<u64> {
         LENGTHS.iter().map(|share| (share * self.phases.steps as f64).round() as u64).collect()
     }
 }
 
-/// The runs, as far as they are there.
+/// The finished runs, and what is needed to make more.
 struct Bench<'a> {
     runner: Runner<'a>,
     records: Records,
@@ -240,7 +241,7 @@ impl Bench<'_> {
         self.within.is_some_and(|within| self.begun.elapsed() >= within)
     }
 
-    /// Makes a run unless it is there; false if there is no time for it.
+    /// Makes a run unless it is finished. Returns false if there is no time for it.
     fn make(&mut self, job: &Job, place: &str) -> Result<bool> {
         if self.find(job).is_some() {
             return Ok(true);
@@ -254,7 +255,7 @@ impl Bench<'_> {
         Ok(true)
     }
 
-    /// The learning rate with the best validation loss; none if there is no time to find it.
+    /// The learning rate with the best validation loss. `None` if there is no time to find it.
     fn tuned(&mut self, task: &Task, factors: &[f64]) -> Result<Option<f64>> {
         let mut factors = factors.to_vec();
         factors.sort_by(f64::total_cmp);
@@ -289,14 +290,14 @@ impl Bench<'_> {
         )
     }
 
-    /// Makes the runs that are not there, and says how many are left.
+    /// Makes the missing runs, and returns how many are left.
     fn fill(&mut self, task: &Task, methods: &[Method], rate: f64, seeds: u64) -> Result<usize> {
         let mut jobs = Vec::new();
         for seed in 0..seeds {
             let plain = task.lengths().into_iter().map(|steps| task.plain(rate, steps, seed));
             let all = methods.iter().map(|method| task.of(method, rate, seed));
             let mut of_seed: Vec<Job> = plain.chain(all).collect();
-            // Whatever changes with time does not always meet the same ones.
+            // Rotates, so that changes over time do not always affect the same methods.
             let turn = seed as usize * 5 % of_seed.len();
             of_seed.rotate_left(turn);
             jobs.extend(of_seed);
@@ -311,13 +312,13 @@ impl Bench<'_> {
     }
 }
 
-/// The position of the least number, of those that are finite.
+/// The index of the lowest finite number.
 fn lowest(losses: &[f64]) -> Option<usize> {
     let finite = losses.iter().enumerate().filter(|(_, loss)| loss.is_finite());
     finite.min_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at)
 }
 
-/// What the runs that are there say.
+/// Results of the finished runs.
 struct Found<'m> {
     plain: Plain,
     /// Plain training: cost in steps, and mean loss.
@@ -328,7 +329,7 @@ struct Found<'m> {
 }
 
 impl<'m> Found<'m> {
-    /// None without a seed whose plain runs are all there.
+    /// `None` if no seed has all its plain runs.
     fn new(
         bench: &Bench<'_>,
         task: &Task,
@@ -382,7 +383,7 @@ impl<'m> Found<'m> {
     }
 }
 
-/// What cannot be if all is right.
+/// Results that can only come from a wrong measurement.
 fn problems_of(
     method: &Method,
     pairs: &[Pair<'_>],

@@ -1,4 +1,4 @@
-//! The page: what was compared, a table, and two pictures.
+//! The page: what was compared, a table, and two plots.
 
 use super::table::{COLUMNS, cells, plain_cells};
 use super::{Found, Task, draw};

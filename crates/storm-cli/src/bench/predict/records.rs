@@ -1,4 +1,4 @@
-//! Runs that are finished: one line of JSON each, so that a later call goes on where this one ended.
+//! Finished runs: one line of JSON each, so that a later command continues where this one ended.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -6,53 +6,55 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use storm_files::{append_plain, open_plain};
 
-/// A longer file is none of ours.
+/// Maximum bytes read of the file.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// A run that is finished.
+/// A finished run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finished {
-    /// Of the config.
+    /// Hash of the config.
     pub(super) config: String,
-    /// Of `storm train`, all that were given beside the config and the seed.
+    /// Flags of `storm train`, without the config and the seed.
     pub(super) flags: Vec<String>,
     pub(super) seed: u64,
     pub(super) steps: u64,
-    /// On the held-out rows that learning rates are chosen by.
+    /// Loss on the held-out rows that choose the learning rate.
     pub(super) validation_loss: f64,
-    /// On held-out rows that nothing else reads.
+    /// Loss on held-out rows that nothing else reads.
     pub(super) test_loss: f64,
-    /// All steps and predictions, everything that belongs to them included; no evaluation, no checkpoint.
+    /// Time of all steps and predictions with all overheads, without evaluations and checkpoints.
     pub(super) seconds: f64,
-    /// Of these, steps.
+    /// The part for steps.
     pub(super) step_seconds: f64,
     pub(super) accepted: u64,
     pub(super) refused: u64,
-    /// Corrections after which jumps stayed, or were undone.
+    /// Corrections after which jumps were kept, or undone.
     pub(super) kept: u64,
     pub(super) undone: u64,
-    /// The least that an accepted jump moved the weights, if there is one.
+    /// The smallest distance by which an accepted jump moved the weights, if there is one.
     pub(super) distance_min: Option<f64>,
-    /// Mean square of the probability of acceptance less the outcome, of a controller that learns.
+    /// Brier score of a controller that learns: the mean square of the acceptance probability minus
+    /// the outcome.
     #[serde(default)]
     pub(super) brier: Option<f64>,
 }
 
 impl Finished {
-    /// What it took, in steps of its own: a machine that is slower for a while slows both.
+    /// Its cost in steps of its own. A machine that is slow for a while slows both.
     pub(super) fn cost_steps(&self) -> f64 {
         self.steps as f64 * self.seconds / self.step_seconds.max(f64::MIN_POSITIVE)
     }
 }
 
-/// All that are finished, in a file.
+/// All finished runs, in a file.
 pub(super) struct Records {
     path: PathBuf,
     all: Vec<Finished>,
 }
 
 impl Records {
-    /// Reads them. A line that makes no sense, such as the last one of a call that was killed, is a run that is not finished.
+    /// Reads them. A line that cannot be parsed, such as the last one of a killed command, counts
+    /// as an unfinished run.
     pub(super) fn open(folder: &Path) -> Result<Records> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
@@ -69,7 +71,7 @@ impl Records {
         let all = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let records = Records { path, all };
         if !text.is_empty() && !text.ends_with('\n') {
-            // What comes next begins on a line of its own.
+            // The next record begins on a line of its own.
             records.append("\n")?;
         }
         Ok(records)
@@ -123,7 +125,7 @@ pub(super) mod tests {
         let mut records = Records::open(folder.path()).expect("none yet");
         let (first, second) = (finished(0, 10, 0.1 + 0.2), finished(1, 10, 2.0));
         records.push(first.clone()).expect("written");
-        // A call was killed here.
+        // The command was killed here.
         records.append("{\"config\":\"c\",\"fla").expect("written");
         let mut records = Records::open(folder.path()).expect("one, and half a line");
         assert_eq!(records.find("c", &first.flags, 0), Some(&first), "to the bit");

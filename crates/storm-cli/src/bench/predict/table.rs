@@ -4,13 +4,13 @@ use super::compare::{Comparison, Estimate, Timed};
 use super::methods::Method;
 use serde_json::{Value, json};
 
-/// A method and what it came to; none while it has no finished run.
+/// A method and its comparison, which is `None` until it has a finished run.
 pub(super) struct Line<'a> {
     pub(super) method: &'a Method,
     pub(super) found: Option<Comparison>,
 }
 
-/// The plain runs with as many steps as methods have.
+/// The plain runs with as many steps as the methods.
 pub(super) struct Plain {
     pub(super) test_loss: Estimate,
     pub(super) seeds: usize,
@@ -39,7 +39,7 @@ fn interval(estimate: &Estimate, digits: usize, sign: bool) -> String {
     }
 }
 
-/// With a sign where plain training was not long or short enough to say more.
+/// With a sign if the curve of plain training gives only a bound.
 fn ratio(timed: &Timed) -> String {
     let sign = match (timed.before, timed.beyond) {
         (0, 0) => "",
@@ -50,7 +50,7 @@ fn ratio(timed: &Timed) -> String {
     format!("{sign}{}", interval(&timed.ratio, 3, false))
 }
 
-/// The cells of a method, the first one its name.
+/// The cells of a method, starting with its name.
 pub(super) fn cells(line: &Line<'_>) -> Vec<String> {
     let name = format!("`{}`: {}", line.method.name, line.method.words);
     let Some(found) = &line.found else {
@@ -101,7 +101,7 @@ pub(super) fn markdown(plain: &Plain, lines: &[Line<'_>]) -> String {
 }
 
 fn estimate(estimate: &Estimate) -> Value {
-    // JSON has no infinite number: one seed has no interval, and null says so.
+    // JSON has no infinity. With one seed there is no interval, and its ends become null.
     json!({"mean": estimate.mean, "low": estimate.low, "high": estimate.high})
 }
 
@@ -122,7 +122,7 @@ pub(super) fn plain_object(plain: &Plain, rate: f64) -> Value {
     })
 }
 
-/// None while it has no finished run.
+/// `None` until it has a finished run.
 pub(super) fn object(line: &Line<'_>) -> Option<Value> {
     let found = line.found.as_ref()?;
     Some(json!({
@@ -141,7 +141,8 @@ pub(super) fn object(line: &Line<'_>) -> Option<Value> {
     }))
 }
 
-/// A text with the table between the marks of a task in place of what is there; none if it has no such marks.
+/// Replaces the text between the markers of a task with the table. `None` if there are no such
+/// markers.
 pub(super) fn put_between(text: &str, task: &str, table: &str) -> Option<String> {
     let (begin, end) =
         (format!("<!-- storm bench predict: {task} -->"), format!("<!-- end of {task} -->"));
