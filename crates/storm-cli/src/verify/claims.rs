@@ -1,4 +1,4 @@
-//! What STORM claims of training under a budget, measured on a GPU.
+//! What STORM claims about training under a budget, measured on a GPU.
 
 use crate::bench::{Measured, PlannedRun, RunArgs};
 use crate::forced::ForcedArgs;
@@ -14,27 +14,27 @@ use storm_train::ReferenceTrainer;
 /// The model of all claims.
 const MODEL: &str = "qwen2.5-1.5b";
 
-/// Its budget, if the card has as much.
+/// Its budget, if the card has that much memory.
 const VRAM_BYTES: u64 = 9_000_000_000;
 
-/// How much of the card's memory a claim may take.
+/// Share of the card's memory that a claim may use.
 const CARD_SHARE: f64 = 0.95;
 
-/// A sequence so long that offloading everything can hide behind it.
+/// A sequence long enough to hide offloading of everything.
 const LONG_SEQUENCE: usize = 49_152;
 
 /// How a claim came out.
 pub(super) enum Verdict {
     Pass,
     Fail,
-    /// This machine cannot tell, for this reason.
+    /// This machine cannot check it, for this reason.
     Skipped(String),
 }
 
-/// One line.
+/// One line of the table.
 pub(super) struct Claim {
     pub(super) what: &'static str,
-    /// What must hold, as people read it.
+    /// What must hold, in words.
     pub(super) bar: String,
     pub(super) figure: String,
     pub(super) verdict: Verdict,
@@ -47,7 +47,7 @@ impl Claim {
     }
 }
 
-/// Every claim, shown as soon as it is known.
+/// Checks every claim, and shows each as soon as it is known.
 pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Result<()> {
     let card_bytes = hardware::named_or_found(hardware)?.memory_bytes;
     let card_bytes = (card_bytes as f64 * CARD_SHARE) as u64;
@@ -62,7 +62,7 @@ pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Resul
     Ok(())
 }
 
-/// Three queues, hidden copies, exact host memory, and that all of it was predicted.
+/// Checks that queues overlap, copies are hidden, host memory is exact, and predictions are right.
 fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     progress::show(&format!("{MODEL} in {}", size::show(vram_bytes)));
     let run = PlannedRun::new(args, args.budget(vram_bytes)?)?;
@@ -124,7 +124,7 @@ fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     ])
 }
 
-/// All activations off the device between forward and backward, beside everything resident.
+/// Offloads all activations between forward and backward, and compares with everything resident.
 fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     const WHAT: &str = "all activations away";
     let bar = "≥ 0.80 of resident speed";
@@ -146,7 +146,7 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     let run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
     let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let decisions = &measured.decisions;
-    // The last stage runs backward at once and takes nothing that waits.
+    // The last stage runs backward at once, so it stores nothing in between.
     let groups = decisions.groups.iter();
     let waiting = groups.flat_map(|group| &group.stages[1..group.stages.len() - 1]);
     let mut stored = waiting.flat_map(|s| s.saved.iter().flatten().chain(&s.inputs));

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     if let DeviceArg::Cpu = args.device {
         return on_cpu(args, chosen);
     }
-    // Without a choice, everything that writes nothing.
+    // By default, all checks that write no data.
     let all = !chosen && !args.data.is_asked_for();
     let mut sheet = Sheet::new(args.json, &CudaDevice::new(0, 1)?.card().name);
     if args.ops || all {
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         let hardware = args.hardware.as_deref();
         data::check(&args.data, train::DeviceArg::Cuda, hardware, &mut sheet)?;
     }
-    // Last: it ends with a kernel that fails, after which this process cannot use the card.
+    // Last, because it ends with a kernel that fails, after which this process cannot use the card.
     if args.queues || all {
         sheet.head(&format!("\n{:<36} verdict", "queues"));
         for check in queues::all(args.seeds)? {
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     sheet.finish()
 }
 
-/// The CPU device is what others are compared with.
+/// The CPU is the reference of other checks, so only `--data` applies to it.
 fn on_cpu(args: &VerifyArgs, chosen: bool) -> Result<()> {
     if chosen || !args.data.is_asked_for() {
         let problem = "--device cpu can be checked with --data alone: other checks compare a GPU with the CPU";
@@ -190,11 +190,12 @@ const TUNE_SECONDS: f64 = 0.2;
 
 fn plans(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
     let profile = hardware::named_or_found(args.hardware.as_deref())?;
-    // The fastest algorithms must have the bits of the library's own choice, which the resident model runs.
+    // The fastest algorithms must give the same bits as the library's choice, which the resident
+    // model uses.
     let device = |seed| CudaPlanOptions {
         chaos_seed: Some(seed),
         tune_seconds: TUNE_SECONDS,
-        // The resident model issues kernels one by one; some plans do, too.
+        // The resident model issues kernels one by one. Some plans do, too.
         graphs: if seed % 4 == 0 { GraphUse::Never } else { GraphUse::Everywhere },
         ..CudaPlanOptions::default()
     };

@@ -7,20 +7,20 @@ use storm_exec::ExecError;
 use storm_plan::Tier;
 use storm_verify::{failure_of_plan, verify_plan_device};
 
-/// One line.
+/// One line of the table.
 pub(super) struct Check {
     pub(super) what: &'static str,
     pub(super) figure: String,
     pub(super) passed: bool,
 }
 
-/// How many times as long copies take where they are slowed.
+/// Factor by which copies are slowed.
 const SLOWDOWN: f64 = 3.5;
 
 /// Instructions of the compute queue before the one that fails.
 const BEFORE_FAILURE: u64 = 20;
 
-/// Every check; the card cannot be used by this process afterwards.
+/// Runs every check. The card cannot be used by this process afterwards.
 pub(super) fn all(seeds: u64) -> Result<Vec<Check>> {
     Ok(vec![
         in_order("small plans with random delays", seeds, 1.0, Issue::OneByOne)?,
@@ -34,9 +34,9 @@ pub(super) fn all(seeds: u64) -> Result<Vec<Check>> {
 /// How kernels are issued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Issue {
-    /// Each is recorded.
+    /// One at a time, each recorded in a trace.
     OneByOne,
-    /// Together, so that only results are checked.
+    /// In graphs, without a trace, so that only results are checked.
     AsGraphs,
 }
 

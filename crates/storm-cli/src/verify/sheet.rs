@@ -1,4 +1,4 @@
-//! Checks and their verdicts, as tables that grow or as one object.
+//! Checks and their verdicts, printed line by line as tables, or as one JSON object.
 
 use super::claims::{Claim, Verdict};
 use anyhow::{Result, bail};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 pub(super) struct Sheet {
     card: String,
-    /// Filled for JSON alone.
+    /// Used for JSON only.
     checks: Option<Vec<Value>>,
     failed: usize,
 }
@@ -18,14 +18,14 @@ impl Sheet {
         sheet
     }
 
-    /// A line that is no check.
+    /// Prints a line that is not a check.
     pub(super) fn head(&self, line: &str) {
         if self.checks.is_none() {
             println!("{line}");
         }
     }
 
-    /// A check: its fields for programs, its line for people.
+    /// Adds a check: fields for JSON, a line for the table.
     pub(super) fn row(&mut self, kind: &str, passed: bool, object: Value, line: &str) {
         let verdict = if passed { "pass" } else { "fail" };
         self.add(kind, verdict, object, line);
@@ -55,7 +55,7 @@ impl Sheet {
         checks.push(object);
     }
 
-    /// Prints the object; an error if a check failed.
+    /// Prints the JSON object. Fails if a check failed.
     pub(super) fn finish(self) -> Result<()> {
         let Sheet { card, checks, failed } = self;
         if let Some(checks) = checks {

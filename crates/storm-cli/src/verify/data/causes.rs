@@ -1,4 +1,5 @@
-//! What a loader did in global order beside what the estimate took for granted, so that a gap between them names its cause.
+//! What a loader did in global order, compared with what the estimate assumed, so that a gap shows
+//! its cause.
 
 use super::rate::Global;
 use crate::model::grouped;
@@ -6,7 +7,7 @@ use crate::size;
 use serde_json::{Value, json};
 use storm_data::records::{LoaderStatistics, RecordEstimate};
 
-/// Each figure as it was estimated or measured alone, and as training found it.
+/// Each figure as it was estimated or measured alone, and as measured in training.
 pub(super) struct Causes<'a> {
     global: &'a Global,
 }

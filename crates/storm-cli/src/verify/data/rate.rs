@@ -1,4 +1,4 @@
-//! How many pictures or tokens a second a trainer takes from disk and from memory, in turns.
+//! How many pictures or tokens per second a trainer takes from disk and from memory, in turns.
 
 use super::stock::{BatchSize, Stock};
 use crate::bench::Benched;
@@ -26,7 +26,7 @@ const LEARNING_RATE: f32 = 1e-3;
 /// The same set from disk and from memory.
 pub(super) struct Sources<'a> {
     blocks: &'a Arc<RecordSet>,
-    /// None while a trainer has it.
+    /// `None` while a trainer has it.
     disk: Option<Box<dyn BatchSource>>,
     memory: Option<Box<dyn BatchSource>>,
 }
@@ -36,19 +36,19 @@ pub(super) struct Rates {
     /// Pictures or tokens per second.
     pub(super) disk: f64,
     pub(super) memory: f64,
-    /// What the process held of the device after these steps.
+    /// Device memory that the process held after these steps.
     pub(super) disk_device_bytes: u64,
     pub(super) memory_device_bytes: u64,
     pub(super) reading_path: ReadingPath,
     /// Bytes of the set in the page cache afterwards.
     pub(super) cached_bytes: u64,
-    /// Batches that were not ready, of how many.
+    /// Batches that were not ready, and all batches.
     pub(super) stalls: u64,
     pub(super) batches: u64,
 }
 
 impl Rates {
-    /// By how much disk is slower, as a share.
+    /// How much slower disk is than memory, as a share.
     pub(super) fn slowdown(&self) -> f64 {
         1.0 - self.disk / self.memory
     }
@@ -58,10 +58,10 @@ impl Rates {
 pub(super) struct Global {
     pub(super) measured: f64,
     pub(super) expected: f64,
-    /// As the disk was measured before that turn.
+    /// From disk rates that were measured before that turn.
     pub(super) estimate: RecordEstimate,
     pub(super) rates: RecordRates,
-    /// Of all turns.
+    /// Totals of all turns.
     pub(super) done: LoaderStatistics,
     pub(super) records: u64,
 }
@@ -83,7 +83,7 @@ impl<'a> Sources<'a> {
         Ok(Sources { blocks: stock.blocks()?, disk, memory })
     }
 
-    /// From disk and from memory in turns.
+    /// Measures training from disk and from memory in turns.
     pub(super) fn measure<D: Benched>(
         &mut self,
         trainer: &mut Trainer<D>,
@@ -117,9 +117,10 @@ fn statistics(source: Option<&dyn BatchSource>) -> LoaderStatistics {
     source.and_then(BatchSource::statistics).unwrap_or_default()
 }
 
-/// Pictures in global order from disk, beside what the estimate says. A shared disk is not always as fast, and not right after
-/// a large file was written to it. So the disk is measured before and after each turn, and a turn is compared with the mean of
-/// the two. The turn in the middle counts.
+/// Trains on pictures in global order from disk, and compares the rate with the estimate. The speed
+/// of a shared disk varies, and drops right after a large file was written to it. So the disk is
+/// measured before and after each turn, and a turn is compared with the mean of the two. The median
+/// turn counts.
 pub(super) fn measure_global<D: Benched>(
     set: &Arc<RecordSet>,
     options: RecordLoaderOptions,
@@ -147,7 +148,8 @@ pub(super) fn measure_global<D: Benched>(
     let mut before = measure_disk(1)?;
     for number in 1..=TURNS {
         progress::show(&format!("training from disk in global order, turn {number}"));
-        // One that was there while the disk was measured would have read meanwhile, and batches would be ready.
+        // A source that existed while the disk was measured would have read ahead, and batches
+        // would be ready.
         let mut fresh = RecordSource::new(Arc::clone(set), options)?;
         if let Some(position) = &position {
             fresh.resume(position)?;
@@ -168,7 +170,8 @@ pub(super) fn measure_global<D: Benched>(
     Ok(Global { measured, expected, estimate, rates: disk, done, records })
 }
 
-/// Trains until memory is as full as in a long run, and what was prepared before the first step is used up.
+/// Trains until memory is as full as in a long run, and batches prepared before the first step are
+/// used up.
 fn fill<D: Benched>(
     trainer: &mut Trainer<D>,
     source: &mut Option<Box<dyn BatchSource>>,
@@ -188,7 +191,7 @@ fn median(mut turns: Vec<Turn>) -> f64 {
     turns[turns.len() / 2].per_second
 }
 
-/// Trains for so many seconds, as a run does: the plan reads the next step's data while a step computes.
+/// Trains for `seconds`, as a run does: the plan reads the next step's data while a step computes.
 fn turn<D: Benched>(
     trainer: &mut Trainer<D>,
     source: &mut Option<Box<dyn BatchSource>>,
@@ -206,7 +209,7 @@ fn turn<D: Benched>(
     }
     trainer.synchronize()?;
     let per_second = units as f64 / start.elapsed().as_secs_f64();
-    // Takes what was read ahead, so the source resumes after it and reads nothing again.
+    // Consumes what was read ahead, so that the source resumes after it and reads nothing twice.
     trainer.step_from_source(LEARNING_RATE, NextStep::None)?;
     *source = trainer.exchange_source(None)?;
     Ok(Turn { per_second, device_bytes: trainer.device().vram_bytes()? })

@@ -1,4 +1,4 @@
-//! The set on disk that training reads.
+//! The dataset on disk that training reads.
 
 use super::DataArgs;
 use super::stock::Stock;
@@ -14,18 +14,18 @@ use storm_data::records::{
 use storm_data::{IfExists, SyntheticText, pack_synthetic_text};
 use tempfile::TempDir;
 
-/// CIFAR-10's pictures.
+/// The shape and classes of CIFAR-10.
 const SHAPE: [usize; 3] = [32, 32, 3];
 const CLASSES: u32 = 10;
 
-/// A set that is removed in the end.
+/// A dataset that is deleted on drop.
 pub(super) struct Made {
     pub(super) dir: PathBuf,
     _folder: TempDir,
     seconds: f64,
 }
 
-/// Where a set is made.
+/// Creates a folder for a dataset.
 fn folder(args: &DataArgs) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(".storm-verify-")
@@ -33,7 +33,7 @@ fn folder(args: &DataArgs) -> Result<TempDir> {
         .with_context(|| format!("cannot write to {}", args.data_at.display()))
 }
 
-/// Makes text of so many tokens.
+/// Makes text of this many tokens.
 pub(super) fn text(args: &DataArgs, tokens: u64, codec: Codec) -> Result<Made> {
     let folder = folder(args)?;
     let dir = folder.path().join("set");
@@ -48,7 +48,7 @@ pub(super) fn text(args: &DataArgs, tokens: u64, codec: Codec) -> Result<Made> {
     Ok(Made { dir, _folder: folder, seconds: start.elapsed().as_secs_f64() })
 }
 
-/// Makes pictures of so many bytes.
+/// Makes pictures of `set_bytes` bytes in total.
 pub(super) fn pictures(args: &DataArgs, set_bytes: u64, codec: Codec) -> Result<Made> {
     let folder = folder(args)?;
     let dir = folder.path().join("set");
@@ -88,7 +88,7 @@ fn input(args: &DataArgs, set_bytes: u64) -> Result<RecordInput> {
 }
 
 impl Made {
-    /// Drops its pages from the page cache, and says so.
+    /// Drops its pages from the page cache, and describes the dataset.
     pub(super) fn words(&self, stock: &Stock, codec: Codec) -> Result<String> {
         let blocks = stock.blocks()?;
         let left = blocks.drop_page_cache()?;

@@ -1,4 +1,4 @@
-//! What a model learns from: pictures or text, from disk or from memory.
+//! Training data: pictures or text, from disk or from memory.
 
 use crate::train::{loader_threads, pictures_of};
 use crate::{UsageError, progress, size};
@@ -9,7 +9,7 @@ use storm_data::{Dataset, LoaderOptions, Order, Split};
 use storm_model::AnyModel;
 use storm_train::{BatchSource, LoaderSource, RecordSource};
 
-/// A set on disk.
+/// A dataset on disk.
 pub(super) enum Stock {
     Pictures(Arc<RecordSet>),
     Text(Arc<Dataset>),
@@ -33,7 +33,7 @@ impl Stock {
         }
     }
 
-    /// The model for what is in it.
+    /// The model, adapted to this dataset.
     pub(super) fn model(&self, model: &AnyModel) -> Result<AnyModel> {
         Ok(match (self, model.image()) {
             (Stock::Pictures(set), Some(config)) => {
@@ -59,7 +59,7 @@ impl Stock {
         }
     }
 
-    /// How many of what.
+    /// The number of items, and what they are.
     pub(super) fn count(&self) -> (u64, &'static str) {
         match self {
             Stock::Pictures(set) => (set.manifest().counts.records, "records"),
@@ -67,7 +67,7 @@ impl Stock {
         }
     }
 
-    /// How many times shorter blocks are than what is in them.
+    /// Compression ratio of the blocks.
     pub(super) fn ratio(&self) -> f64 {
         match self {
             Stock::Pictures(set) => set.manifest().ratio(),
@@ -92,7 +92,7 @@ impl Stock {
         })
     }
 
-    /// The same batches from memory, into which all blocks are read first.
+    /// The same batches from memory. All blocks are read first.
     pub(super) fn memory(
         &self,
         order: Order,
