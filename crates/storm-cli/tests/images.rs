@@ -1,5 +1,5 @@
-//! Image classifiers as users train them: packed pictures, runs that resume to the bit, evaluation, export, and data of
-//! another kind than the model's.
+//! Image classifiers as users train them: packed pictures, runs that resume bit for bit,
+//! evaluation, export, and data that does not match the model.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -30,7 +30,7 @@ keep-last = 9
 data-ram = "16MiB"
 "#;
 
-/// A file of CIFAR-10 with some records; pictures of a class are brighter in one channel or another.
+/// A CIFAR-10 file with some records. The class decides which channel is bright.
 fn write_batch(path: &Path, records: usize, seed: u64) {
     let mut random = Random(seed);
     let mut bytes = Vec::new();
@@ -107,7 +107,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert_eq!(of("step")[3]["images"], 64);
     assert!(of("evaluated").iter().all(|event| event["accuracy"].is_f64()));
 
-    // Stopped half-way and resumed under a small budget: the same bits.
+    // Stopped halfway and resumed under a small budget, it has the same bits.
     let printed = succeeded(&train("halves", &["--steps", "2"]));
     let data: Vec<&str> = printed.lines().filter(|line| line.starts_with("data ")).collect();
     assert!(data[0].contains("read once by "), "{data:?}");
@@ -124,7 +124,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
         serde_json::from_str(&succeeded(&storm(folder, &["eval", "runs/whole", "--json"])))
             .expect("an object");
     assert_eq!((&evaluated["images"], evaluated["accuracy"].is_f64()), (&Value::from(20), true));
-    // With the label smoothing of the run, so the loss is the run's own.
+    // With the label smoothing of the run, so the loss is the run's.
     let last = of("evaluated").pop().expect("an evaluation");
     assert_eq!((last["step"].as_u64(), &last["loss"]), (Some(4), &evaluated["loss"]));
     assert!(evaluated["label_smoothing"].is_f64());
@@ -140,13 +140,13 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert!(page.contains("Accuracy") && page.contains("Images per second"));
     assert!(page.contains("data predicted") && page.contains("data measured"));
     let (page, views) = page.split_once("<details class=\"views\">").expect("earlier views");
-    // All twenty held-out pictures, and as many right ones as the evaluation found.
+    // All twenty held-out pictures, and as many correct ones as the evaluation found.
     assert_eq!(page.matches("<img src=\"data:image/png;base64,").count(), 20);
     let right = 20.0 * evaluated["accuracy"].as_f64().expect("a share");
     assert!(page.contains(&format!("; {} are right.", right.round())), "{right}");
     let wrong = 20 - right.round() as usize;
     assert_eq!(page.matches("<li class=\"wrong\">").count(), wrong);
-    // A page that is rebuilt has the same pictures.
+    // A rebuilt page has the same pictures.
     succeeded(&storm(folder, &["report", "runs/whole"]));
     let rebuilt = fs::read_to_string(folder.join("runs/whole/report.html")).expect("a report");
     let pictures = |page: &str| -> String {
@@ -156,7 +156,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert!(pictures(&rebuilt) == pictures(page));
     assert!(rebuilt.contains(views.split("</details>").next().expect("an end")));
 
-    // After each evaluation, the first of them, in a resumed run as in one that never stopped.
+    // The first pictures after each evaluation, in a resumed run as in one that never stopped.
     let views_of = |name: &str| -> Vec<(u64, Vec<Value>)> {
         let path = folder.join("runs").join(name).join("metrics.jsonl");
         let metrics = fs::read_to_string(path).expect("metrics");
@@ -174,7 +174,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert_eq!(found, views_of("halves"));
     assert_eq!(of("viewed").len(), 2);
     assert_eq!(of("viewed")[1]["guesses"].as_array(), Some(&found[1].1));
-    // The last model saw the same pictures once more: as likely as on the page.
+    // The last model saw the same pictures again, so the page has the same probabilities.
     let grid = pictures(page);
     let shown: Vec<&str> = grid.split("<span>").skip(1).take(8).collect();
     assert_eq!(shown.len(), 8, "{grid}");
@@ -185,7 +185,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert!(views.contains("Step 2: ") && !views.contains("Step 4: "));
 }
 
-/// A PNG of one colour.
+/// A PNG of one color.
 fn write_png(path: &Path, side: u32, colour: [u8; 3]) {
     fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
     let file = fs::File::create(path).expect("a file");
@@ -244,7 +244,7 @@ fn pictures_are_normalized_by_their_own_statistics() {
     let (printed, config) = train("cifar", "pictures");
     assert!(printed.contains("the published statistics of CIFAR-10"), "{printed}");
     assert_eq!(config["mean"], published);
-    // A dataset of before.
+    // A dataset packed by an older version.
     let old = folder.join("packed/dataset.json");
     let mut manifest = manifest.clone();
     manifest.as_object_mut().expect("an object").remove("statistics");
@@ -269,7 +269,7 @@ fn pictures_are_packed_on_first_use() {
     let printed = succeeded(&train("raw", &["--steps", "2", "--data", "cifar"]));
     assert!(printed.contains("packed 80 pictures into runs/raw/data"), "{printed}");
     assert!(printed.contains("20 of them held out: the test part"), "{printed}");
-    // What was packed is enough to resume.
+    // The packed data is enough to resume.
     fs::rename(folder.join("cifar"), folder.join("elsewhere")).expect("renamed");
     succeeded(&train("raw", &["--steps", "4", "--data", "cifar", "--resume"]));
     assert!(checkpoint(folder, "raw") == checkpoint(folder, "packed"), "the same bits");
@@ -353,7 +353,7 @@ fn a_classifier_predicts_and_what_is_refused_leaves_every_bit() {
     assert!(jumps(&moved, "accepted") > 0, "{moved:?}");
     assert!(bytes("moved") != bytes("plain"));
 
-    // The pictures between those of evaluations and those of predictions.
+    // The pictures between those for evaluations and those for predictions.
     let rows = ["eval", "runs/moved", "--json", "--skip-rows", "2", "--leave-rows", "8"];
     let tested: Value = serde_json::from_str(&succeeded(&storm(folder, &rows))).expect("an object");
     assert_eq!(tested["images"], 10);

@@ -1,16 +1,17 @@
-//! `storm … | head`: readers that leave.
+//! `storm … | head`: readers that close early.
 
 use std::io::pipe;
 use std::process::{Command, Stdio};
 
-/// Where nobody reads any more.
+/// A pipe that nobody reads.
 fn unread() -> Stdio {
     let (reader, writer) = pipe().unwrap();
     drop(reader);
     writer.into()
 }
 
-/// Runs `storm` with both outputs unread, and with standard output alone, and compares the exit code.
+/// Runs `storm` with both outputs unread, and with only standard output unread, and checks the exit
+/// code.
 #[track_caller]
 fn check(line: &str, code: i32) {
     let storm = |stderr: Stdio| {

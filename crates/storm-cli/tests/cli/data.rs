@@ -1,4 +1,4 @@
-//! `storm data` and `storm doctor`, called as people call them.
+//! `storm data` and `storm doctor`, as users run them.
 
 use crate::{Done, storm, words};
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ impl Folder {
         self.path(name)
     }
 
-    /// Calls `storm data` with words, of which those that begin with `@` are paths in the folder.
+    /// Calls `storm data` with words. Those that begin with `@` are paths in the folder.
     fn data(&self, line: &str) -> Done {
         let word = |word: &str| -> OsString {
             word.strip_prefix('@').map_or_else(|| word.into(), |name| self.path(name).into())
@@ -107,7 +107,7 @@ fn foreign_tokenizers_run_apart() {
     let json = folder.inspect("inspect @out --json");
     assert_eq!(json["manifest"]["tokenizer"]["end_of_text"], 3);
     assert_eq!(json["samples"][0]["beginning"][0]["text"], "one two one </s>");
-    // A token by name, and one that is not there.
+    // A token by name, and one that does not exist.
     let chosen = "pack @a.txt --tokenizer @tokenizer.json --out @chosen -q --end-of-text";
     assert_eq!(folder.data(&format!("{chosen} two")).succeeded(), "");
     let json = folder.inspect("inspect @chosen --json");
@@ -115,7 +115,7 @@ fn foreign_tokenizers_run_apart() {
     folder
         .data("pack @a.txt --tokenizer @tokenizer.json --out @x --end-of-text <no>")
         .failed(4, &["tokenizer.json", "it has no token `<no>`"]);
-    // Merges that are shorter than the prefix that they must have: the foreign code panics on these.
+    // Merges shorter than the prefix that they must have: third-party code panics on these.
     let crafted = "{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {\"type\": \"BPE\", \
                    \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [[\"a\", \"b\"]], \
                    \"continuing_subword_prefix\": \"######\"}}";
@@ -182,7 +182,7 @@ fn pack_stdin(folder: &Folder, options: &str, input: &[u8]) -> (Option<i32>, Str
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A call that is refused reads nothing.
+    // A refused call reads nothing.
     child.stdin.take().unwrap().write_all(input).ok();
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -252,7 +252,7 @@ fn a_folder_with_nothing_usable_says_what_it_holds() {
     let report = folder.data(pack).succeeded();
     assert!(report.contains("packed 1 documents"), "{report}");
     assert!(report.contains("ignored 2 files of other formats"), "{report}");
-    // What has no tokenizer is told that text was found.
+    // Text needs a tokenizer.
     folder.data("pack @in --out @x").failed(2, &["--tokenizer"]);
 }
 
@@ -273,7 +273,7 @@ fn a_killed_pack_leaves_no_dataset() {
     assert!(line.starts_with("packing: "), "{line}");
     child.kill().unwrap();
     child.wait().unwrap();
-    // If it was faster than the signal, it is whole.
+    // If it finished before the signal, it is complete.
     if out.exists() {
         Dataset::open(&out).unwrap().verify(&|_| {}).unwrap();
         fs::remove_dir_all(&out).unwrap();
@@ -306,7 +306,7 @@ fn the_doctor_names_what_is_missing() {
     words("doctor --dir /nonexistent/runs").failed(1, &["cannot train"]);
 }
 
-/// As `datetime.now()` has it for transformers. Between the first and the last zone it is never the same day.
+/// As `datetime.now()` in transformers. The first and the last time zone never have the same date.
 #[test]
 fn templates_see_the_local_date() {
     let folder = Folder::new();
@@ -341,7 +341,7 @@ fn each_way_of_reading_can_be_forced() {
         command.env("STORM_READING", reading).args(["data", "inspect", "--verify", "--json"]);
         command.arg(folder.path("records")).output().unwrap()
     };
-    // A system may refuse the faster ones.
+    // A system may refuse the faster paths.
     let paths = ["io_uring O_DIRECT", "O_DIRECT pread", "pread+fadvise"];
     for (fastest, reading) in ["io_uring", "direct", "cached"].into_iter().enumerate() {
         let output = inspect(reading);
@@ -372,7 +372,7 @@ fn an_estimate_may_ask_the_planner_for_the_rate() {
     folder.data("estimate @records --model small-cnn --rate 5").failed(2, &["--rate"]);
 }
 
-/// Text is counted in tokens, whatever rows they are in.
+/// Text is counted in tokens, not in rows.
 #[test]
 fn text_is_estimated_like_records() {
     let folder = Folder::new();
@@ -392,7 +392,7 @@ fn text_is_estimated_like_records() {
     let seconds = estimate["epoch_seconds"].as_f64().unwrap();
     assert!((seconds / (rows as f64 / 20.0) - 1.0).abs() < 1e-9, "{estimate}");
     assert_eq!(estimate["resident"], true);
-    // More than data-ram holds.
+    // More than `--data-ram` holds.
     folder.write("b.txt", &"Call me Ishmael. ".repeat(400_000));
     folder.data("pack @b.txt --tokenizer bytes --out @more").succeeded();
     let small = folder.inspect(
@@ -432,7 +432,7 @@ fn a_probe_of_the_cpu_measures_the_disk_and_an_estimate_uses_it() {
     assert_ne!(measured["random_reads_per_second"], disk["random_reads_per_second"]);
 }
 
-/// On the CPU the figures depend on what else runs; the checks are there, and count.
+/// On the CPU the figures depend on other load. The checks must be there, and count.
 #[test]
 fn training_from_disk_is_compared_with_training_from_memory() {
     let folder = Folder::new();

@@ -1,13 +1,13 @@
-//! Control characters of names and files do not reach the terminal.
+//! Control characters in names and files do not reach the terminal.
 
 use crate::storm;
 use std::fs;
 use tempfile::TempDir;
 
-/// A title for the window, red text, and the single character that begins an escape too.
+/// A window title, red text, and the single character that also begins an escape.
 const HOSTILE: &str = "x\x1b]0;title\x07\x1b[31m\u{9b}1m-marked";
 
-/// Runs `storm`; what it writes must name the hostile text without its control characters.
+/// Runs `storm`. Its output must have the hostile text without its control characters.
 #[track_caller]
 fn check(arguments: &[&str]) {
     let done = storm(arguments);
@@ -26,7 +26,7 @@ fn names_are_shown_without_control_characters() {
     check(&["data", "inspect", HOSTILE]);
     check(&["sample", HOSTILE]);
     check(&["train", HOSTILE]);
-    // What the parser of arguments says.
+    // Messages of the argument parser.
     check(&[HOSTILE]);
     check(&["plan", &format!("--{HOSTILE}")]);
     check(&["plan", "--model", "gpt2", "--batch", HOSTILE]);
@@ -49,7 +49,7 @@ fn what_files_hold_is_shown_without_control_characters() {
     let config = serde_json::json!({"model_type": HOSTILE, "architectures": [HOSTILE]});
     fs::write(path("model/config.json"), config.to_string()).unwrap();
     check(&["model", "show", &path("model")]);
-    // A table of what is good.
+    // Output for valid data.
     fs::write(path("a.txt"), HOSTILE).unwrap();
     let out = path(HOSTILE);
     check(&["data", "pack", &path("a.txt"), "--tokenizer", "bytes", "--out", &out]);

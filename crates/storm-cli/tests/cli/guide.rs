@@ -1,10 +1,10 @@
-//! docs/guide.md says what `storm plan` says.
+//! docs/guide.md matches `storm plan`.
 
 use serde_json::Value;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Two digits are shown, and machines round differently; a planner that got better moves more than that.
+/// Two digits are shown, and machines round differently. A better planner changes more than that.
 const TOLERANCE: f64 = 0.1;
 
 /// The cell of a card, a model and a column of RAM, as tokens per second.

@@ -1,4 +1,4 @@
-//! The `storm` binary, called as people call it.
+//! The `storm` binary, as users run it.
 
 mod broken_pipe;
 mod data;
@@ -55,7 +55,7 @@ fn words(line: &str) -> Done {
     storm(line.split_whitespace())
 }
 
-/// A model directory of a few thousand parameters, exact in bf16, and room beside it.
+/// A model directory of a few thousand parameters, exact in bf16, in a folder with room for others.
 struct Tiny {
     folder: TempDir,
     config: ModelConfig,
@@ -94,7 +94,7 @@ impl Tiny {
         storm(paths.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
-    /// Opens a directory; its weights must be those of the model.
+    /// Opens a directory, which must have the weights of the model.
     #[track_caller]
     fn check(&self, name: &str, dtype: Dtype) {
         let directory = HfDirectory::open(&self.path(name)).unwrap();
@@ -111,7 +111,7 @@ impl Tiny {
     }
 }
 
-/// All files of a folder with what is in them.
+/// All files of a folder with their contents.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
@@ -129,7 +129,7 @@ fn help_names_the_commands() {
         let named = help.lines().any(|line| line.trim_start().starts_with(command));
         assert!(named, "{command} is not in:\n{help}");
     }
-    // Wrapped to the terminal.
+    // Undoes the wrapping to the terminal.
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for code in ["0 done", "1 failure", "2 usage", "3 does not fit", "4 bad input"] {
         assert!(help.contains(code), "{code} is not in: {help}");
@@ -186,7 +186,7 @@ fn exports_replace_only_when_told() {
     tiny.check("out", Dtype::BF16);
     // Nothing half-written is left beside it.
     assert_eq!(fs::read_dir(tiny.folder.path()).unwrap().count(), 2);
-    // Not a model: not replaced.
+    // A folder that is not a model is not replaced.
     fs::create_dir(tiny.path("photos")).unwrap();
     fs::write(tiny.path("photos").join("cat.jpg"), "meow").unwrap();
     assert_ne!(tiny.export("photos", &["--replace"]).code, Some(0));
@@ -243,13 +243,13 @@ fn the_training_bench_prints_json() {
     for figure in ["tokens_per_second", "matrix_tflops", "gemm_tflops"] {
         assert!(result[figure].as_f64().unwrap() > 0.0, "{line}");
     }
-    // There is no GPU in it.
+    // It uses no GPU.
     for figure in ["launch_seconds", "launch_share", "driver_bytes"] {
         assert!(result[figure].is_null(), "{line}");
     }
 }
 
-/// A benchmark wears a drive as a run does, and says which way it takes to it.
+/// A benchmark wears a drive as a run does, and says how it accesses the disk.
 #[test]
 fn the_training_bench_asks_about_wear() {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -284,7 +284,7 @@ fn the_checkpoint_bench_prints_json_and_leaves_nothing() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// A run under a budget that not everything fits in, and its last step for people and for Perfetto.
+/// A run under a budget too small for everything, and its last step as a page and for Perfetto.
 #[test]
 fn the_training_bench_shows_its_last_step() {
     let folder = TempDir::new().unwrap();

@@ -15,7 +15,7 @@ fn completions_name_commands_and_options() {
         }
     }
     words("completions tcsh").failed(2, &["tcsh"]);
-    // Bash takes it.
+    // Bash accepts it.
     let script = words("completions bash").succeeded();
     let mut bash = Command::new("bash").arg("-n").stdin(Stdio::piped()).spawn().expect("bash");
     bash.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("it reads");

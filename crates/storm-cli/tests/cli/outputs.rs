@@ -1,4 +1,4 @@
-//! Files that commands write: plain files, whole, and nothing else replaced.
+//! Files that commands write: plain files, complete, and nothing else replaced.
 
 use crate::storm;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -34,7 +34,7 @@ fn outputs_are_plain_files() {
     for done in [trace(&path("trace")), batches(&path("batches"))] {
         done.succeeded();
     }
-    // Again: what is there is replaced.
+    // Again: the existing file is replaced.
     let first = fs::read(path("trace")).unwrap();
     fs::write(path("trace"), "old").unwrap();
     trace(&path("trace")).succeeded();

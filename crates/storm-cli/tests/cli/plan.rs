@@ -6,7 +6,7 @@ use std::fs;
 use storm_plan::HardwareProfile;
 use tempfile::TempDir;
 
-/// A model that is planned in no time.
+/// A model that is planned quickly.
 const SMALL: &str = "plan --model qwen2.5-0.5b --seq 512 --ram 16GiB --hardware reference";
 
 fn plan(rest: &str) -> Done {
@@ -69,12 +69,12 @@ fn checkpoints_are_in_the_plan() {
     };
     let bytes = |object: &Value| object.as_u64().unwrap_or_else(|| panic!("{object:#}"));
     let ample = object("--ram 16GiB");
-    // Three tensors of bf16.
+    // Three bf16 values per parameter.
     let needed = 6 * bytes(&ample["parameters"]);
     let expected = |saved: &str, snapshot: u64| serde_json::json!({"disk_bytes": needed, "snapshot_bytes": snapshot, "saved": saved});
     assert_eq!(ample["checkpoint"], expected("background", needed));
     assert_eq!(object("--ram 16GiB --save-mode pause")["checkpoint"], expected("pause", 0));
-    // The plan comes first, and what it leaves is a byte too little.
+    // The plan comes first, and leaves one byte too little.
     let peak = bytes(&ample["ram_peak_bytes"]);
     let tight = format!("--ram {}B", peak + needed - 1);
     let paused = object(&tight);
@@ -112,7 +112,7 @@ fn what_does_not_fit_says_what_would() {
     plan(&format!("--batch 16 --vram {bytes}B")).succeeded();
 }
 
-/// If host memory is short, a plan shows what a disk would do; the flags that it shows work.
+/// If host memory is short, a plan shows what a disk would do. The flags that it shows work.
 #[test]
 fn a_disk_on_paper() {
     let start =

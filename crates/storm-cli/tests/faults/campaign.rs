@@ -1,4 +1,4 @@
-//! Many cases, side by side, and a table of how they ended.
+//! Runs many cases in parallel, and prints how they ended.
 
 use crate::outcome::Verdict;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
-/// Failures that are shown again at the end; each is shown when it comes.
+/// Failures shown again at the end. Each is also shown when it occurs.
 const SHOWN: usize = 10;
 
 /// Cases between two lines of progress.
@@ -23,24 +23,24 @@ pub(crate) fn is_whole() -> bool {
     is_long() || std::env::var_os("STORM_FAULT_CASE").is_some()
 }
 
-/// Of everything that is drawn.
+/// Seed of all random choices.
 pub(crate) fn seed() -> u64 {
     let given = std::env::var("STORM_FAULT_SEED").ok();
     given.map_or(1, |text| text.parse().expect("STORM_FAULT_SEED is a number"))
 }
 
-/// What is done to `storm` once.
+/// One attack on `storm`.
 pub(crate) struct Case<T> {
-    /// Says which one it is, to be run again alone.
+    /// Identifies the case, so that it can be run again alone.
     pub(crate) name: String,
     pub(crate) what: T,
 }
 
-/// Runs all cases, or the one that `STORM_FAULT_CASE` names, or those whose names begin with it if it ends with a slash.
-/// `check` says how a case ended, or what does not hold.
+/// Runs all cases, or the one that `STORM_FAULT_CASE` names. If that ends with a slash, runs all
+/// cases whose names begin with it. `check` returns how a case ended, or what is wrong.
 ///
 /// # Panics
-/// Something does not hold.
+/// A case failed.
 pub(crate) fn attack<T: Sync>(
     test: &str,
     cases: Vec<Case<T>>,

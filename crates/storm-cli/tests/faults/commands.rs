@@ -1,5 +1,5 @@
-//! Command lines drawn from the table of all options, with extreme values: each ends soon, with a
-//! code that is ours, within the memory that it may take, and harms nothing that is not its own.
+//! Random command lines from the table of all options, with extreme values. Each must end soon,
+//! with one of our exit codes, within its memory limit, and harm nothing that is not its own.
 
 use crate::campaign::{self, Case, attack};
 use crate::outcome::{Call, Verdict, Work};
@@ -13,15 +13,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Command lines that are drawn.
+/// Number of random command lines.
 fn line_count() -> u64 {
     if campaign::is_whole() { 10_000 } else { 200 }
 }
 
-/// One in so many of the numbers that each option is given is tried when it must be short.
+/// Stride through the numbers tried for each option in the short campaign.
 const SWEEP_STRIDE: usize = 89;
 
-/// A call that works, to be made worse, and how often it is taken.
+/// A working call to mutate, and its weight in the draw.
 struct Base {
     line: &'static str,
     weight: u64,
@@ -132,15 +132,16 @@ const BASES: &[Base] = &[
     },
 ];
 
-/// These refuse to begin without a GPU, and measure for minutes with one: only the former can be asked here.
+/// These refuse to start without a GPU, and measure for minutes with one. Only the former can be
+/// tested here.
 const GPU_BASES: &[Base] = &[
     Base { line: "probe", weight: 1 },
     Base { line: "verify", weight: 1 },
     Base { line: "bench attention", weight: 1 },
 ];
 
-/// Commands that do as much as these options ask for. What that is at most is up to the user, so they are
-/// interrupted. To plan is no such work: it must end by itself whatever the sizes.
+/// Commands that do as much work as these options ask for. The user decides how much that is, so
+/// they are interrupted. Planning is no such work: it must end by itself whatever the sizes.
 const WORKING: [&str; 7] =
     ["train", "data batches", "data pack", "eval", "sample", "bench", "verify"];
 const WORK_OPTIONS: [&str; 24] = [
@@ -228,8 +229,8 @@ const SIZES: [&str; 16] = [
     "1 GiB GiB",
 ];
 
-/// Names in the folder of a case, and some that are nowhere. No absolute path of a real device or folder:
-/// a command that replaces what it should not may only harm its own case.
+/// Names in the folder of a case, and some that do not exist. No absolute path of a real device or
+/// folder: a command that replaces the wrong file may only harm its own case.
 const PATHS: [&str; 27] = [
     "",
     ".",
@@ -303,7 +304,7 @@ fn table() -> Vec<TableRow> {
     lines.lines().map(|line| serde_json::from_str(line).expect("a row of the table")).collect()
 }
 
-/// A word of a command line with what belongs to it.
+/// A flag, a value, or both.
 struct Item {
     flag: Option<String>,
     value: Option<OsString>,
@@ -326,7 +327,7 @@ fn items(words: &[&str]) -> Vec<Item> {
     items
 }
 
-/// Of those that are in the bases.
+/// Whether it is one of the switches in the bases.
 fn is_switch(item: &Item) -> bool {
     ["--json", "--quiet", "--resume"].contains(&item.flag.as_deref().unwrap_or_default())
 }
@@ -353,7 +354,7 @@ impl Generator {
         self.table.iter().find(is_of).unwrap_or_else(|| panic!("`{line}` is no command"))
     }
 
-    /// A base, made worse.
+    /// A mutated base.
     fn draw(&self, random: &mut Random) -> Call {
         let total = self.bases.iter().map(|base| base.weight).sum();
         let mut at = random.below(total);
@@ -367,7 +368,7 @@ impl Generator {
         };
         let row = self.row(base.line);
         let mut items = base.items(row);
-        // Mostly one: the first mistake that is seen hides the others.
+        // Mostly one, because the first error hides the others.
         let edits = *random.pick(&[1, 1, 1, 2, 2, 3]);
         let edited: Vec<Option<String>> =
             (0..edits).map(|_| edit(&mut items, row, random)).collect();
@@ -396,12 +397,12 @@ impl Generator {
 }
 
 impl Base {
-    /// Without the words of the command itself.
+    /// The items after the words of the command.
     fn items(&self, row: &TableRow) -> Vec<Item> {
         items(&self.line.split_whitespace().skip(row.command.len()).collect::<Vec<_>>())
     }
 
-    /// The call of these items, of which some options got another value.
+    /// The call with these items. Options in `edited` have new values.
     fn call<'a>(
         &self,
         row: &TableRow,
@@ -415,7 +416,7 @@ impl Base {
         let mut words: Vec<OsString> = row.command.iter().map(Into::into).collect();
         for Item { flag, value } in items {
             match (flag, value) {
-                // Otherwise a value that begins with a dash is taken for a flag.
+                // Without `=`, a value that begins with a dash is taken for a flag.
                 (Some(flag), Some(value)) if random.below(4) > 0 => {
                     let mut word = OsString::from(flag + "=");
                     word.push(value);
@@ -432,7 +433,7 @@ impl Base {
     }
 }
 
-/// Gives an option a value, another one if it has one.
+/// Sets the value of an option, and replaces the one it has.
 fn set(items: &mut Vec<Item>, option: &TableOption, value: Option<OsString>) {
     match items.iter_mut().find(|item| item.flag == option.flag) {
         Some(item) => item.value = value,
@@ -440,10 +441,10 @@ fn set(items: &mut Vec<Item>, option: &TableOption, value: Option<OsString>) {
     }
 }
 
-/// Changes a command line in one place, and names the option that has another value from then on.
+/// Changes a command line in one place, and returns the option that has a new value.
 fn edit(items: &mut Vec<Item>, row: &TableRow, random: &mut Random) -> Option<String> {
     match random.below(20) {
-        // Something is missing, doubled, or does not belong.
+        // Remove, duplicate, or add something.
         0 if !items.is_empty() => return items.remove(random.index(items.len())).flag,
         1 if !items.is_empty() => {
             let Item { flag, value } = &items[random.index(items.len())];
@@ -482,13 +483,13 @@ fn value(possible: &[String], random: &mut Random) -> OsString {
     }
 }
 
-/// Adds files that are none to the folder of a case.
+/// Adds special, dangling, and empty files to the folder of a case.
 fn add_special(folder: &Path) {
     let path = |name: &str| folder.join(name);
     mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
     for (name, minor) in [("null", 3), ("zero", 5), ("full", 7)] {
         let mode = Mode::RUSR | Mode::WUSR;
-        // Only root makes devices; the links of others are as good.
+        // Only root can create devices. For others, links do as well.
         if mknodat(CWD, path(name), FileType::CharacterDevice, mode, makedev(1, minor)).is_err() {
             symlink(Path::new("/dev").join(name), path(name)).expect("a link");
         }
@@ -542,7 +543,7 @@ fn command_lines_end_well_or_in_words() {
     attack("command_lines_end_well_or_in_words", cases, |call| check(&stock, call));
 }
 
-/// A new command is attacked, too.
+/// New commands must be attacked, too.
 #[test]
 fn every_command_has_a_base() {
     let bases: Vec<&str> = BASES.iter().chain(GPU_BASES).map(|base| base.line).collect();

@@ -1,6 +1,6 @@
-//! Disks without room: the one that holds a run's state, at the beginning and when others fill it later, and the one that holds
-//! its checkpoints. The run ends with what is needed or with the commands that resume it, its checkpoints are whole, and what is
-//! resumed is what it would have been.
+//! Full disks: the one with a run's state, at the beginning or when others fill it later, and the
+//! one with its checkpoints. The run ends with the space it needs or the commands that resume it,
+//! its checkpoints are complete, and the resumed run gives the same result.
 
 use crate::made::Made;
 use crate::outcome::{Call, Verdict};
@@ -12,7 +12,7 @@ const LINE: &str = "train tiny.toml --json --name new --steps 4 --optimizer-stat
                     --disk-space 2MiB";
 const NEEDS: [&str; 3] = ["tiny.toml", "data", "scratch/mine.txt"];
 
-/// A run, and the calls that fail.
+/// A run, and the calls that fail in it.
 struct Attack<'a> {
     stock: &'a Stock,
     shim: &'a Shim,
@@ -27,7 +27,7 @@ struct Ended {
     folder: TempDir,
     verdict: Verdict,
     stderr: String,
-    /// Calls of the attack's kind.
+    /// Number of calls of the attack's kind.
     calls: u64,
 }
 
@@ -36,7 +36,7 @@ impl Ended {
         Made::at(&self.folder.path().join("runs/new"))
     }
 
-    /// Calls a command that makes up for the failure: after it, all is as if nothing had been.
+    /// Runs a command that recovers from the failure. Afterwards, all is as if nothing had failed.
     fn make_up(&self, command: &str, expected: &Made) {
         let done = Call::of(command).succeed(self.folder.path());
         done.unwrap_or_else(|problem| panic!("{problem}"));
@@ -60,7 +60,7 @@ impl Ended {
 }
 
 impl Attack<'_> {
-    /// Runs, without io_uring, whose writes the shim does not see. Without a number nothing fails.
+    /// Runs without io_uring, whose writes the shim does not see. Nothing fails if `at` is `None`.
     fn run(&self, at: Option<u64>) -> Ended {
         let folder = self.stock.copy(&NEEDS);
         let counts = folder.path().join("counts");

@@ -1,5 +1,5 @@
-//! Every system call of saving, resuming, packing and exporting fails once: the command ends with an error in
-//! words or works all the same, and when it is called again, all is as if nothing had been.
+//! Every system call of saving, resuming, packing and exporting fails once. The command ends with
+//! an error message or succeeds anyway. When it is called again, all is as if nothing had failed.
 
 use crate::campaign::{self, Case, attack};
 use crate::made::Made;
@@ -12,17 +12,17 @@ use crate::shim::{
 use crate::stock::Stock;
 use std::path::Path;
 
-/// Cases of each scenario when it must be short.
+/// Cases of each scenario in the short campaign.
 const SHORT_CASES: usize = 14;
 
 /// A command, and how to call it again.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// What it needs of the stock.
+    /// Inputs that it needs from the stock.
     needs: &'static [&'static str],
     line: &'static str,
     again: &'static str,
-    /// The folder that it writes, and where else it could leave something.
+    /// The folder that it writes, and another where it could leave files.
     makes: &'static str,
     beside: &'static str,
 }
@@ -118,7 +118,7 @@ fn faults(kind: Kind) -> &'static [Fault] {
     }
 }
 
-/// A scenario with what it comes to when nothing fails.
+/// A scenario, with its result when nothing fails.
 pub(crate) struct Prepared<'a> {
     stock: &'a Stock,
     shim: &'a Shim,
@@ -142,7 +142,7 @@ impl<'a> Prepared<'a> {
         Prepared { stock, shim, scenario, undisturbed, calls }
     }
 
-    /// Every call with everything that `faults` says can become of it; some of them if it must be short.
+    /// Every call with every fault in `faults`. In the short campaign, only some of them.
     pub(crate) fn cases(
         &self,
         faults: fn(Kind) -> &'static [Fault],
@@ -161,7 +161,7 @@ impl<'a> Prepared<'a> {
         if campaign::is_whole() {
             return all.into_iter().map(case).collect();
         }
-        // Kinds of few calls as often as those of many.
+        // Draw kinds with few calls as often as kinds with many.
         let mut random = Random::new(campaign::seed());
         let mut drawn = Vec::new();
         while drawn.len() < short && !all.is_empty() {
@@ -178,7 +178,7 @@ impl<'a> Prepared<'a> {
         drawn
     }
 
-    /// Calls the command with the fault and once more without; says how the first ended.
+    /// Runs the command with the fault and again without. Returns how the first run ended.
     pub(crate) fn check(&self, injection: Injection) -> Result<Verdict, String> {
         let folder = self.stock.copy(self.scenario.needs);
         let (path, counts) = (folder.path(), folder.path().join("counts"));
@@ -207,7 +207,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// What differs from the undisturbed command, or lies beside what it made.
+    /// What differs from the undisturbed command, or was left beside its result.
     fn difference(&self, path: &Path) -> Option<String> {
         let made = Made::at(&path.join(self.scenario.makes));
         made.difference(&self.undisturbed).or_else(|| {

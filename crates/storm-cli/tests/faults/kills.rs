@@ -1,4 +1,4 @@
-//! Commands that are killed again and again end as if they never had been.
+//! Commands that are killed repeatedly end with the same result as undisturbed ones.
 
 use crate::campaign::{self, attack};
 use crate::inject::{Prepared, SCENARIOS};
@@ -9,7 +9,7 @@ use crate::support::{Place, Running, is};
 use std::fs;
 use std::path::Path;
 
-/// Runs that are killed side by side: most of the time of each goes into waiting for the disk.
+/// Runs that are killed in parallel. Each mostly waits for the disk.
 const RUNS: u64 = 5;
 
 /// Kills of all runs together.
@@ -17,21 +17,21 @@ fn kill_count() -> u64 {
     if campaign::is_long() { 1000 } else { 20 }
 }
 
-/// Steps between two checkpoints: some are made while one is written.
+/// Steps between two checkpoints. Some steps run while a checkpoint is written.
 const SAVE_EVERY: &str = "2";
 
-/// For runs that nobody kills.
+/// For runs that are not killed.
 const SAVE_RARELY: &str = "100";
 
-/// More than the lives of a run make on average.
+/// More steps than a run makes between two kills, on average.
 const STEPS_PER_KILL: u64 = 12;
 
 /// When to kill.
 #[derive(Debug)]
 enum Moment {
-    /// After so many events.
+    /// After this many events.
     Events(u64),
-    /// In a save, as soon as this file is there; after so many whole saves.
+    /// In a save after this many complete ones, as soon as this file exists.
     Saving { saves: u64, file: Option<&'static str> },
 }
 
@@ -50,16 +50,16 @@ impl Moment {
     }
 }
 
-/// What a run had come to when it was killed.
+/// State of a run when it was killed.
 struct Killed {
     started_at: u64,
-    /// The last step whose checkpoint it said was saved.
+    /// The step of the last checkpoint that it reported as saved.
     saved: Option<u64>,
     /// Whether it was inside a save.
     was_saving: bool,
 }
 
-/// Lets a run go until the moment, and kills it.
+/// Lets a run continue until the moment, and kills it.
 fn kill_at(mut run: Running, moment: &Moment, checkpoints: &Path) -> Killed {
     let mut killed = Killed { started_at: 0, saved: None, was_saving: false };
     let (mut events, mut saves) = (0, 0);
@@ -97,8 +97,8 @@ fn names(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Until the file of an unfinished checkpoint is there, or that checkpoint or a later one is finished:
-/// steps go on, and it may be deleted again already.
+/// Waits until the file of an unfinished checkpoint exists, or until that checkpoint or a later one
+/// is finished. Steps continue, so the checkpoint may already be deleted again.
 fn wait_for(checkpoints: &Path, step: u64, file: Option<&str>) {
     let Some(file) = file else { return };
     let partial = checkpoints.join(format!("step-{step:08}.partial")).join(file);
@@ -111,7 +111,7 @@ fn wait_for(checkpoints: &Path, step: u64, file: Option<&str>) {
     }
 }
 
-/// Kills a run so many times, lets it end, and says how many of the kills were inside a save.
+/// Kills a run `kills` times, lets it finish, and returns how many kills were inside a save.
 fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) -> u64 {
     let often = [flags, &["--save-every", SAVE_EVERY, "--resume"]].concat();
     let checkpoints = place.run_folder(name).join("checkpoints");
@@ -147,7 +147,7 @@ fn kills_at_any_moment_change_nothing() {
     let inside: u64 = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for (run, name) in names.iter().enumerate() {
-            // One of them with pauses.
+            // One of the runs saves with pauses.
             let mode = if run == 0 { "pause" } else { "background" };
             let flags = [&flags[..], &["--save-mode", mode]].concat();
             let place = &place;
@@ -163,10 +163,10 @@ fn kills_at_any_moment_change_nothing() {
     }
 }
 
-/// Kills of each command when it must be short.
+/// Kills of each command in the short campaign.
 const SHORT_CASES: usize = 6;
 
-/// The calls at which a kill leaves the disk in another state.
+/// The calls at which a kill leaves the disk in a different state.
 fn kills(kind: Kind) -> &'static [Fault] {
     match kind {
         Kind::Open | Kind::Write | Kind::Positioned | Kind::Sync | Kind::Rename => &[Fault::Kill],

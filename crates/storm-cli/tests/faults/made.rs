@@ -1,4 +1,4 @@
-//! What a command made: all names that are there, and the bytes that must be the same each time.
+//! What a command made: all file names, and the bytes that must be the same each time.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// What is below a folder.
+    /// Everything below a folder.
     pub(crate) fn at(folder: &Path) -> Made {
         let names: BTreeSet<PathBuf> =
             names(folder).into_iter().filter(|name| !is_of_its_time(name)).collect();
@@ -29,10 +29,10 @@ impl Made {
         Made { names, bytes, losses: metrics.lines().filter_map(loss).collect() }
     }
 
-    /// What differs from what an undisturbed command made; nothing if nothing does.
+    /// What differs from the result of an undisturbed command. `None` if nothing does.
     pub(crate) fn difference(&self, undisturbed: &Made) -> Option<String> {
         let (ours, theirs) = (&self.names, &undisturbed.names);
-        // A checkpoint that could not be deleted may stay, as long as it is whole.
+        // A checkpoint that could not be deleted may stay, as long as it is complete.
         let is_left = |name: &&PathBuf| !is_whole_checkpoint(name);
         let left: Vec<_> = ours.difference(theirs).filter(is_left).collect();
         let missing: Vec<_> = theirs.difference(ours).collect();
@@ -48,7 +48,7 @@ impl Made {
         })
     }
 
-    /// The first file that has other bytes; of a run these are its weights.
+    /// The first file with different bytes. For a run, these are its weights.
     pub(crate) fn other_bytes(&self, undisturbed: &Made) -> Option<String> {
         let is_other = |(name, bytes): &(&PathBuf, &Vec<u8>)| self.bytes.get(*name) != Some(bytes);
         let (name, _) = undisturbed.bytes.iter().find(is_other)?;
@@ -70,7 +70,7 @@ fn names(folder: &Path) -> Vec<PathBuf> {
     found.iter().map(|path| path.strip_prefix(folder).expect("below it").to_owned()).collect()
 }
 
-/// Files that each start of a run adds under a name of its own.
+/// Files that each start of a run adds under a new name.
 fn is_of_its_time(name: &Path) -> bool {
     name.starts_with("tensorboard")
 }

@@ -1,8 +1,8 @@
-//! Attacks on the `storm` binary: kills, failing system calls, damaged files, nonsense on the command line, two
-//! processes on one run.
+//! Attacks on the `storm` binary: kills, failing system calls, damaged files, random command lines,
+//! and two processes on one run.
 //!
-//! Short as part of all tests; the whole campaign with `STORM_LONG_TESTS=1`. docs/reliability.md says what must
-//! hold, and the command.
+//! By default, the campaigns are short. `STORM_LONG_TESTS=1` runs them in full. docs/reliability.md
+//! says what must hold, and has the command.
 
 mod campaign;
 mod commands;

@@ -1,4 +1,5 @@
-//! Damaged files of every kind, each given to a command that reads it: an error in words, or the same result.
+//! Damaged files of every kind, each given to a command that reads it. It must report an error, or
+//! give the same result.
 
 use crate::campaign::{self, Case, attack};
 use crate::made::Made;
@@ -17,15 +18,15 @@ fn mutants_per_kind() -> u64 {
 /// What must be the same if a damaged file is accepted.
 #[derive(Clone, Copy)]
 enum Same {
-    /// Nothing: the file has no checksum, and says what is to be done.
+    /// Nothing: the file has no checksum, and tells the command what to do.
     Nothing,
     /// What the command prints.
     Output,
-    /// The file that it makes.
+    /// The file that it writes.
     File(&'static str),
-    /// All that it makes in this folder.
+    /// Everything that it writes in this folder.
     Made(&'static str),
-    /// The weights that it makes there.
+    /// The weights that it writes there.
     Weights(&'static str),
 }
 
@@ -37,7 +38,7 @@ struct Kind {
     readers: &'static [(&'static str, Same)],
 }
 
-/// A run of one step whose size no config file changes.
+/// A run of one step. Its flags set its size, whatever a config file says.
 const TRAIN: &str = "train tiny.toml --json --name new --steps 1 --layers 2 --width 16 --heads 2 --seq 16 --batch 2 \
                      --device cpu --threads 2 --vram 1GiB --ram 256MiB --hardware reference";
 
@@ -282,7 +283,7 @@ impl Mutant {
     }
 }
 
-/// What is compared.
+/// What to compare.
 enum Compared {
     Nothing,
     Output(Vec<u8>),

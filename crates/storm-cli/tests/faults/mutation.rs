@@ -1,9 +1,9 @@
-//! Seeded damage to the bytes of a file: what disks, cut transfers, editors and attackers do.
+//! Seeded damage to the bytes of a file, as by disks, truncated transfers, editors, and attackers.
 
 use crate::random::Random;
 use std::ops::Range;
 
-/// Numbers at the ends of types, or none at all.
+/// Numbers at the limits of types, and values that are not numbers.
 const NUMBERS: [&str; 22] = [
     "0",
     "-1",
@@ -29,7 +29,7 @@ const NUMBERS: [&str; 22] = [
     "null",
 ];
 
-/// Text that is no plain name.
+/// Text that is not a plain name.
 const TEXTS: [&str; 9] = [
     "",
     "../../../etc/passwd",
@@ -42,18 +42,18 @@ const TEXTS: [&str; 9] = [
     "a\\\"b",
 ];
 
-/// Lengths as binary headers have them.
+/// Lengths for binary headers.
 const LENGTHS: [u64; 8] = [0, 1, 7, 1 << 31, (1 << 32) - 1, 1 << 40, i64::MAX as u64, u64::MAX];
 
-/// Deeper than any parser that calls itself should follow.
+/// Deeper than any recursive parser should follow.
 const DEPTH: usize = 50_000;
 
-/// Blocks that are moved, copied and cleared are at most this long.
+/// Maximum length of blocks that are moved, copied, and cleared.
 const BLOCK_MAX: usize = 512;
 
-/// Damages bytes; an empty file gets something in it.
+/// Damages bytes. Adds some to an empty file.
 pub(crate) fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
-    // Now and then several times: a repaired checksum is not needed to get past the first check.
+    // Sometimes several times.
     let times = if random.below(4) == 0 { 2 + random.below(3) } else { 1 };
     for _ in 0..times {
         mutate_once(bytes, random);
@@ -91,7 +91,7 @@ fn mutate_once(bytes: &mut Vec<u8>, random: &mut Random) {
             drop(bytes.splice(insert_at..insert_at, open.into_bytes()));
         }
         _ => {
-            // Often at the front, where headers have their length.
+            // Often at the front, where headers store their length.
             let at = if random.below(2) == 0 { 0 } else { at };
             let end = bytes.len().min(at + 8);
             let length = random.pick(&LENGTHS).to_le_bytes();

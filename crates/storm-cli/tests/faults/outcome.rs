@@ -1,4 +1,4 @@
-//! How a command ended, and whether it may end like that.
+//! How a command ended, and whether that is acceptable.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -11,11 +11,12 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// A command that is not done after this hangs. What is asked of it takes far less than a second.
+/// A command that takes longer than this hangs. The requested work takes far less than a second.
 pub(crate) const HANG: Duration = Duration::from_secs(10);
 
-/// Address space of a command and of each process that it starts, in KiB: 4 GiB, and 128 MiB for the stack and
-/// the allocator of a thread on each core. Tiny inputs take far less, a wrong size asks for far more.
+/// Address space of a command and of each process that it starts, in KiB: 4 GiB, and 128 MiB per
+/// core for a thread's stack and allocator. Tiny inputs need far less. A wrong size asks for far
+/// more.
 fn address_space_kib() -> usize {
     (4 << 20) + (128 << 10) * available_parallelism().map_or(1, usize::from)
 }
@@ -23,7 +24,7 @@ fn address_space_kib() -> usize {
 /// The largest file that it may write, in blocks of 512 bytes: 1 GiB. Past that, writes fail.
 const FILE_BLOCKS: u64 = 2 << 20;
 
-/// How long a command that was asked for endless work may do it before it is interrupted.
+/// How long a command with endless work may run before it is interrupted.
 const WORK: Duration = Duration::from_secs(1);
 
 /// How a command ended.
@@ -34,24 +35,24 @@ pub(crate) enum Verdict {
     ErrorInWords(i32),
     /// It worked until it was interrupted, and then ended.
     Interrupted,
-    /// By SIGKILL, which only some cases ask for.
+    /// By SIGKILL, which only some cases use.
     Killed,
-    /// With a code that is none of ours, or without a message.
+    /// With an exit code that is not ours, or without a message.
     NoWords(i32),
     Panic,
-    /// An allocation that was not possible ended the program.
+    /// A failed allocation aborted the program.
     OutOfMemory,
     Signal(i32),
     Hang,
 }
 
 impl Verdict {
-    /// Whether a command that is not killed may end like that.
+    /// Whether a command that is not killed may end this way.
     pub(crate) fn is_fine(self) -> bool {
         matches!(self, Verdict::Success | Verdict::ErrorInWords(_) | Verdict::Interrupted)
     }
 
-    /// A column of the table.
+    /// Its column in the table.
     pub(crate) fn column(self) -> &'static str {
         match self {
             Verdict::Success => "success",
@@ -67,7 +68,7 @@ impl Verdict {
     }
 }
 
-/// How a command ended, and what it said.
+/// How a command ended, and what it printed.
 pub(crate) struct Outcome {
     pub(crate) verdict: Verdict,
     pub(crate) stdout: Vec<u8>,
@@ -81,12 +82,12 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What a command may have to do.
+/// How much work a command may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// It must end by itself.
     Bounded,
-    /// It was asked for more than anybody waits for: it is interrupted.
+    /// It was asked for more than anyone would wait for, so it is interrupted.
     Endless,
 }
 
@@ -104,7 +105,7 @@ impl Call {
         Call { words, environment: Vec::new(), work: Work::Bounded }
     }
 
-    /// From words with spaces between them.
+    /// From words separated by spaces.
     pub(crate) fn of(line: &str) -> Call {
         Call::new(line.split_whitespace())
     }
@@ -120,7 +121,7 @@ impl Call {
 
     /// Runs it in a folder, to its end.
     pub(crate) fn run(&self, folder: &Path) -> Outcome {
-        // A shell sets the limits; only `storm` itself gets the environment.
+        // A shell sets the limits. Only `storm` itself gets the environment.
         let address_space = address_space_kib();
         let limits = format!("ulimit -c 0; ulimit -f {FILE_BLOCKS}; ulimit -v {address_space}");
         let mut script = format!("trap '' XFSZ; {limits}; exec env ");
@@ -140,7 +141,7 @@ impl Call {
         let child = command.spawn().expect("sh starts");
         let group = Group(child.id());
         let (sender, receiver) = mpsc::channel();
-        // It also waits for all that the command started: nothing may outlive it.
+        // This also waits for everything that the command started: nothing may outlive it.
         std::thread::spawn(move || sender.send(child.wait_with_output()));
         let (output, was_interrupted) = wait(&receiver, &group, self.work);
         let is_over = output.is_some();
@@ -157,7 +158,7 @@ impl Call {
         Outcome { verdict, stdout: output.stdout, stderr }
     }
 
-    /// Runs it, and wants success.
+    /// Runs it, and requires success.
     pub(crate) fn succeed(&self, folder: &Path) -> Result<Outcome, String> {
         let outcome = self.run(folder);
         match outcome.verdict {
@@ -167,7 +168,7 @@ impl Call {
     }
 }
 
-/// What a command wrote, if it ends in time; whether it was interrupted.
+/// The output of a command, if it ends in time, and whether it was interrupted.
 fn wait(
     receiver: &Receiver<io::Result<Output>>,
     group: &Group,
@@ -183,13 +184,13 @@ fn wait(
     if let Some(output) = ended_in(HANG / 2, receiver, group) {
         return (Some(output), true);
     }
-    // At the second one a run leaves at once.
+    // At the second signal, a run exits at once.
     group.send("INT");
     (ended_in(HANG, receiver, group), true)
 }
 
-/// What a command wrote, if it ends within some time. That in which it was ready and got no core does not
-/// count: other programs may be busy.
+/// The output of a command, if it ends within some time. Time in which it was ready but got no core
+/// does not count, because other programs may be busy.
 fn ended_in(
     time: Duration,
     receiver: &Receiver<io::Result<Output>>,
@@ -206,7 +207,7 @@ fn ended_in(
 }
 
 impl fmt::Display for Call {
-    /// For a shell.
+    /// As a shell command.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, value) in &self.environment {
             write!(f, "{name}={} ", value.display())?;
@@ -225,7 +226,7 @@ fn quoted(word: &OsString) -> String {
     }
 }
 
-/// The processes of a call, by the first of them.
+/// The process group of a call, by its first process.
 struct Group(u32);
 
 impl Group {
@@ -234,7 +235,7 @@ impl Group {
         Command::new("kill").args([&*signal, "--", &*group]).stderr(Stdio::null()).status().ok();
     }
 
-    /// How long the first process was ready to run and did not.
+    /// How long the first process was ready to run but got no core.
     fn starved(&self) -> Duration {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten();
         let waited = |thread: DirEntry| -> Option<u64> {
@@ -249,11 +250,11 @@ impl Group {
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 
-/// The code with which a run leaves at a second Ctrl-C.
+/// The exit code of a run after a second Ctrl-C.
 const LEFT: i32 = 130;
 
 fn judge(status: ExitStatus, stderr: &str, was_interrupted: bool) -> Verdict {
-    // Also of a thread or a worker that the command outlived.
+    // This includes threads and workers that the command outlived.
     if stderr.contains("panicked at") || stderr.contains("has overflowed its stack") {
         return Verdict::Panic;
     }
@@ -274,7 +275,7 @@ fn judge(status: ExitStatus, stderr: &str, was_interrupted: bool) -> Verdict {
 
 #[test]
 fn ends_are_told_apart() {
-    // As the system gives them: the signal in the low bits, the code above.
+    // As the system encodes them: the signal in the low bits, the code above.
     let exit = |code: i32| ExitStatus::from_raw(code << 8);
     let signal = ExitStatus::from_raw;
     let panic = "thread 'main' panicked at src/main.rs:1:1:\nno\n";

@@ -1,4 +1,4 @@
-//! The seeded generator, as the campaigns draw from it.
+//! The seeded random generator of the campaigns.
 
 pub(crate) struct Random(storm_graph::random::Random);
 
@@ -7,7 +7,7 @@ impl Random {
         Random(storm_graph::random::Random(seed))
     }
 
-    /// Of one case among many: not that of its neighbours.
+    /// The generator of one case, unrelated to those of its neighbors.
     pub(crate) fn of_case(seed: u64, case: u64) -> Random {
         let mut seeds = Random::new(seed);
         let mut random = Random::new(seeds.next() ^ case.wrapping_mul(0xd134_2543_de82_ef95));
@@ -19,12 +19,12 @@ impl Random {
         self.0.bits()
     }
 
-    /// Less than a limit that is not 0.
+    /// A number below a limit that is not 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// A place in something of this length, which is not 0.
+    /// An index into something of this length, which is not 0.
     pub(crate) fn index(&mut self, len: usize) -> usize {
         self.0.below(len)
     }

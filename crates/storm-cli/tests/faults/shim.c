@@ -2,10 +2,10 @@
 //
 // STORM_SHIM_COUNTS  a file of 8-byte counters, shared by all processes that are started: first how often a
 //                    fault was injected, then the calls of each kind, in the order of `enum kind`
-// STORM_SHIM_KIND    the kind of which a call fails, as its number; without it calls are only counted
+// STORM_SHIM_KIND    the number of the kind of call that fails. Without it, calls are only counted
 // STORM_SHIM_AT      which call of that kind, from 1
 // STORM_SHIM_FAULT   an errno as a number, SHORT to do part of a read or write, KILL to end the process
-// STORM_SHIM_PATH    if given, reads and writes of other files than those with this in their path do not count
+// STORM_SHIM_PATH    if given, only reads and writes of files with this in their path count
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <dirent.h>
@@ -41,7 +41,7 @@ static const char *chosen_path;
 __attribute__((constructor)) static void start(void) {
     const char *path = getenv("STORM_SHIM_COUNTS");
     if (!path) return;
-    // Past the functions below.
+    // Bypasses the functions below.
     long file = syscall(SYS_openat, AT_FDCWD, path, O_RDWR);
     if (file < 0) return;
     size_t bytes = (1 + KINDS) * sizeof(uint64_t);
@@ -60,7 +60,7 @@ __attribute__((constructor)) static void start(void) {
     counts = map;
 }
 
-// What becomes of this call.
+// Counts a call, and decides whether it fails.
 static int next(enum kind kind) {
     if (!counts) return PASS;
     uint64_t number = atomic_fetch_add(&counts[1 + kind], 1) + 1;
@@ -83,7 +83,7 @@ static int next(enum kind kind) {
         return next(kind) == FAIL ? -1 : real arguments; \
     }
 
-// The last parameter is there only if a file may be made.
+// The last parameter is given only if a file may be created.
 #define MODE(flags) \
     mode_t mode = 0; \
     if (flags & (O_CREAT | __O_TMPFILE)) { \
@@ -176,14 +176,14 @@ WRAP(STAT, int, lstat64, (const char *path, struct stat64 *to), (path, to))
 WRAP(STAT, int, fstat64, (int file, struct stat64 *to), (file, to))
 int statx(int folder, const char *path, int flags, unsigned mask, struct statx *to) {
     REAL(statx);
-    // The standard library asks for nothing at nowhere to see whether there is such a call.
+    // The standard library calls this with null pointers to see whether the system call exists.
     const void *volatile place = to;
     int is_question = !place;
     return !is_question && next(STAT) == FAIL ? -1 : real(folder, path, flags, mask, to);
 }
 
-// Maps of files, and large ones of memory. The small ones are the signal stacks of threads, without which
-// Rust's standard library ends the program.
+// Counts maps of files, and large maps of memory. Small ones are signal stacks of threads, without which
+// Rust's standard library aborts.
 #define MAP_BYTES_MIN (64 << 10)
 
 #define WRAP_MAP(name, offset) \
@@ -196,7 +196,7 @@ int statx(int folder, const char *path, int flags, unsigned mask, struct statx *
 WRAP_MAP(mmap, off_t)
 WRAP_MAP(mmap64, off64_t)
 
-// These return what went wrong.
+// These return the error number.
 int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*what)(void *), void *with) {
     REAL(pthread_create);
     return next(THREAD) == FAIL ? errno : real(thread, how, what, with);

@@ -1,4 +1,4 @@
-//! Makes one system call of a command fail, from outside: `shim.c`, loaded into it.
+//! Makes one system call of a command fail, by loading `shim.c` into it.
 
 use crate::outcome::Call;
 use std::fs;
@@ -22,9 +22,9 @@ pub(crate) enum Kind {
     Truncate,
     Lock,
     Spawn,
-    /// Writing at a given place of a file.
+    /// A write at a given offset of a file.
     Positioned,
-    /// Space for a file.
+    /// Allocation of space for a file.
     Allocate,
 }
 
@@ -48,11 +48,11 @@ impl Kind {
     ];
 }
 
-/// How a call fails, and that number on Linux.
+/// How a call fails. `Errno` has the number on Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Errno(&'static str, i32),
-    /// Half of the bytes only.
+    /// Only half of the bytes.
     Short,
     /// The process is killed instead.
     Kill,
@@ -93,11 +93,11 @@ pub(crate) struct Injection {
     pub(crate) fault: Fault,
 }
 
-/// What the shim counted in a command and all that it started.
+/// What the shim counted in a command and everything that it started.
 pub(crate) struct Counts(Vec<u64>);
 
 impl Counts {
-    /// Whether the call came that was to fail.
+    /// Whether the call that was to fail occurred.
     pub(crate) fn was_injected(&self) -> bool {
         self.0[0] > 0
     }
@@ -128,7 +128,7 @@ impl Shim {
         self.folder.path().join("shim.so")
     }
 
-    /// Prepares a call in which calls are counted, in a file, and one fails.
+    /// Prepares a call whose system calls are counted in a file, and of which one fails.
     pub(crate) fn load(&self, call: Call, counts: &Path, injection: Option<Injection>) -> Call {
         fs::write(counts, [0; 8 * (1 + Kind::ALL.len())]).expect("a file of counts");
         let call = call.env("LD_PRELOAD", self.library()).env("STORM_SHIM_COUNTS", counts);
@@ -138,7 +138,7 @@ impl Shim {
             .env("STORM_SHIM_FAULT", fault.value())
     }
 
-    /// What was counted.
+    /// Reads the counts.
     pub(crate) fn counts(file: &Path) -> Counts {
         let bytes = fs::read(file).expect("counts");
         let (counts, _) = bytes.as_chunks::<8>();

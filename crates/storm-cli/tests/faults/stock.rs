@@ -1,4 +1,4 @@
-//! Tiny inputs of every kind, made by `storm` itself, to be copied for each case.
+//! Tiny inputs of every kind, made by `storm` itself and copied for each case.
 
 use crate::outcome::Call;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::path::Path;
 use storm_plan::HardwareProfile;
 use tempfile::TempDir;
 
-/// A model of a few thousand parameters that trains in no time.
+/// A model of a few thousand parameters that trains quickly.
 const CONFIG: &str = r#"# A tiny run.
 model = "gpt2"
 layers = 2
@@ -30,7 +30,7 @@ eval-every = 2
 eval-steps = 1
 "#;
 
-/// Steps of the run that is in the stock.
+/// Steps of the run in the stock.
 pub(crate) const STEPS: u64 = 2;
 
 pub(crate) struct Stock {
@@ -79,12 +79,12 @@ impl Stock {
                 .succeed(stock.folder.path())
                 .unwrap_or_else(|problem| panic!("{problem}"));
         }
-        // Only its adapter is wanted.
+        // Only its adapter is needed.
         fs::remove_dir_all(stock.folder.path().join("runs/adapted")).expect("removed");
         stock
     }
 
-    /// A folder with copies of some of it.
+    /// A folder with copies of these inputs.
     pub(crate) fn copy(&self, names: &[&str]) -> TempDir {
         let folder = folder();
         for name in names {
@@ -94,12 +94,12 @@ impl Stock {
     }
 }
 
-/// A folder on a disk: the system's folder for temporary files may be in memory.
+/// A folder on a disk, because the system's temporary folder may be in memory.
 fn folder() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
 }
 
-/// A grey image of 16 × 8: a header, pixels that deflate stores as they are, and an end.
+/// A gray image of 16 × 8: a header, uncompressed pixels, and an end.
 fn png() -> Vec<u8> {
     let mut bytes = b"\x89PNG\r\n\x1a\n".to_vec();
     let mut chunk = |kind: &[u8; 4], data: &[u8]| {
@@ -109,7 +109,7 @@ fn png() -> Vec<u8> {
         bytes.extend(crc32(&body).to_be_bytes());
     };
     chunk(b"IHDR", &[0, 0, 0, 16, 0, 0, 0, 8, 8, 0, 0, 0, 0]);
-    // Eight rows, each with its filter; the sum of Adler of that many zeros.
+    // Eight rows, each with a filter byte, and the Adler checksum of that many zeros.
     let rows = [0; 8 * 17];
     let length = rows.len() as u16;
     let mut stream = vec![0x78, 0x01, 0x01];
@@ -130,7 +130,8 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, step)
 }
 
-/// A grey image of 16 × 8 in two blocks, each of one value: a difference of zero and an end, of a bit each.
+/// A gray image of 16 × 8 in two blocks of one value each: a zero difference and an end, one bit
+/// each.
 fn jpeg() -> Vec<u8> {
     let mut bytes = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
     bytes.extend([1; 64]);
@@ -151,11 +152,11 @@ fn idx(dimensions: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// With a loop, a condition, a filter, a method and a special token.
+/// A template with a loop, a condition, a filter, a method and a special token.
 const TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'user' %}; {% endif %}\
     {{ message['content'].strip() | trim }}{{ eos_token }}{% endfor %}\n";
 
-/// What comes beside a tokenizer.
+/// The config beside a tokenizer.
 fn tokenizer_config() -> Value {
     json!({
         "add_bos_token": false,

@@ -1,4 +1,4 @@
-//! Two processes on one run: the second is refused and says who is there, the first does not notice.
+//! Two processes on one run: the second is refused and names the first, which does not notice.
 
 use crate::support::{Place, losses};
 use std::process::Command;
@@ -24,7 +24,7 @@ fn a_second_process_is_refused_and_harms_nothing() {
             let event = first.next().expect("more steps");
             found.extend(losses(std::slice::from_ref(&event)));
         }
-        // It stays where it is, perhaps inside a save, until the second is gone.
+        // It is stopped, perhaps inside a save, until the second is gone.
         signal(first.child.id(), "STOP");
         let second: Vec<&str> = flags.iter().copied().chain(more).collect();
         let refused = place.run(name, &second);
@@ -41,7 +41,7 @@ fn a_second_process_is_refused_and_harms_nothing() {
         let of_step = |line: &&str| line.contains("\"loss\"");
         let lines = metrics.expect("metrics").lines().filter(of_step).count() as u64;
         assert_eq!(lines, STEPS, "{name}: each step once");
-        // Nobody is there any more.
+        // No other process is left.
         let resumed: Vec<&str> = flags.iter().copied().chain(["--resume"]).collect();
         place.run(name, &resumed).succeeded();
     }

@@ -1,4 +1,5 @@
-//! Pages in a headless Chromium. Frames in a page of their own have any width, which its windows have not.
+//! Pages in a headless Chromium. They are shown in frames, which can have any width. Windows
+//! cannot.
 
 use crate::chromium;
 use serde_json::Value;
@@ -12,13 +13,14 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// It takes seconds; one that hangs is ended.
+/// A check takes seconds. One that hangs is ended.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Height of a frame while its page is measured: scroll bars are as on a screen.
+/// Height of a frame while its page is measured. Scroll bars are as on a screen.
 const FRAME_HEIGHT: u32 = 900;
 
-/// Before everything else of a page: takes down errors, and lets timers draw, as headless frames are not always drawn.
+/// Comes before everything else in a page. Records errors, and draws by timers, because headless
+/// frames are not always drawn.
 const LISTENER: &str = "<script>window.errorsOfPage = [];\
     window.requestAnimationFrame = (draw) => setTimeout(draw);\
     addEventListener('error', (event) => \
@@ -32,7 +34,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// None if there is no Chromium on this machine.
+    /// `None` if this machine has no Chromium.
     pub(crate) fn find() -> Option<Browser> {
         let program = chromium::find();
         if program.is_none() {
@@ -41,7 +43,7 @@ impl Browser {
         program.map(|program| Browser { program })
     }
 
-    /// What `checks.js` says of each page in each width.
+    /// What `checks.js` finds in each page at each width.
     pub(crate) fn check(&self, pages: &[(&str, String)], widths: &[u32]) -> Vec<Value> {
         let frames: Vec<(&str, &str, u32, u32)> = pages
             .iter()
@@ -63,7 +65,7 @@ impl Browser {
         serde_json::from_str(&found).unwrap_or_else(|error| panic!("{error} in {found:?}"))
     }
 
-    /// Leaves a screenshot of a page in several widths side by side, each in full height.
+    /// Saves a screenshot of a page in several widths side by side, each in full height.
     pub(crate) fn picture(&self, name: &str, page: &str, widths: &[u32], findings: &[Value]) {
         let height = |width: u32| {
             let found =
@@ -91,20 +93,20 @@ impl Browser {
         ];
         self.open(folder.path(), &host(&frames, script), &flags.each_ref().map(String::as_str));
         let bytes = fs::read(&picture).expect("a picture");
-        // As PNG has it.
+        // Big-endian, as in PNG.
         let number = |at: usize| {
             bytes.get(at..at + 4).map(|bytes| bytes.iter().fold(0, |n, &b| n << 8 | u32::from(b)))
         };
         assert_eq!([number(16), number(20)], size.map(Some), "{}", picture.display());
     }
 
-    /// Opens a page from a file, and returns what is printed.
+    /// Opens a page from a file, and returns what Chromium prints.
     fn open(&self, folder: &Path, page: &str, flags: &[&str]) -> String {
         let file = folder.join("page.html");
         fs::write(&file, page).expect("a file");
         let mut command = Command::new(&self.program);
         command
-            // Root has no sandbox, and these pages are ours.
+            // The sandbox does not work for root, and these pages are ours.
             .args([
                 "--headless",
                 "--no-sandbox",

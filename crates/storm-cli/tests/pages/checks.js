@@ -1,4 +1,4 @@
-// Looks at pages in frames of several widths, and writes down what is wrong with each.
+// Checks pages in frames of several widths, and records what is wrong with each.
 
 const near = (a, b) => Math.abs(a - b) <= 1;
 const shortOf = (element) => {
@@ -71,7 +71,7 @@ function checkChart(checks, page, figure, at) {
     const said = Number(tip.querySelector("b").textContent.replace(/[^0-9]/g, ""));
     const distance = (step) => Math.abs(step - wanted);
     const nearest = Math.min(...steps.map(distance));
-    // Pointers are where whole pixels are.
+    // Pointers are at whole pixels.
     const pixel = (steps[steps.length - 1] - steps[0]) / plot.clientWidth;
     checks.that(distance(said) <= nearest + pixel, `${name}: step ${said} at ${share}`);
     if (name === "Loss") {
@@ -121,7 +121,7 @@ function checkSmoothing(checks, page) {
   checks.that(none.every((line) => line === ""), "smoothed lines while smoothing is off");
   checks.that(most.every((line) => line.startsWith("M")), "no smoothed lines");
   checks.that(!most.join().includes("NaN"), "smoothed lines are not numbers");
-  // The more it is smoothed, the less a line goes up and down.
+  // A smoother line goes up and down less.
   const travel = (line) => {
     const heights = [...line.matchAll(/[ML][-\d.]+ ([-\d.]+)/g)].map((match) => Number(match[1]));
     return heights.reduce((sum, y, i) => sum + (i > 0 ? Math.abs(y - heights[i - 1]) : 0), 0);
@@ -197,7 +197,7 @@ async function checkPage(frame) {
   charts.forEach((figure, at) => checkChart(checks, page, figure, at));
   if (charts.length > 0) {
     checkSmoothing(checks, page);
-    // With values on the page, too.
+    // Also with values shown.
     checks.point(charts[0].querySelector(".plot"), "pointermove", 0.9);
     checks.problems.push(...overflows(view, page));
     checks.point(charts[0].querySelector(".plot"), "pointerleave");
@@ -217,7 +217,7 @@ async function checkPage(frame) {
 
 async function checkAll() {
   const findings = [];
-  // Refusals by the content policy are told after all else.
+  // Violations of the content security policy are reported last.
   await later();
   for (const frame of document.querySelectorAll("iframe")) {
     try {

@@ -1,12 +1,12 @@
-//! Where a Chromium is, for tests and for `cargo xtask test`, which says so if there is none.
+//! Finds Chromium, for tests and for `cargo xtask test`, which says so if there is none.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names of the program, the first that is found wins.
+/// Names of the program. The first one found wins.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
-/// What to do where there is none.
+/// What to do if there is none.
 pub(crate) const INSTALL: &str = "no Chromium was found, so pages of reports are not tested in a browser. Install it \
     (Debian: apt install chromium; Fedora: dnf install chromium), or set STORM_CHROMIUM=/path/to/chromium";
 

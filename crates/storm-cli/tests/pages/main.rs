@@ -1,6 +1,8 @@
-//! The pages that STORM writes, opened in a Chromium: wide and as narrow as a phone, with pointer and finger.
+//! The pages that STORM writes, opened in Chromium: as wide as a desktop and as narrow as a phone,
+//! with mouse and touch.
 //!
-//! Screenshots are left in `target/tmp/pages`. Without a Chromium nothing is checked; `cargo xtask test` says so.
+//! Screenshots are left in `target/tmp/pages`. Without Chromium nothing is checked, and `cargo
+//! xtask test` says so.
 
 mod browser;
 mod chromium;
@@ -16,7 +18,7 @@ use tempfile::TempDir;
 /// CSS pixels: a desktop, and a phone.
 const WIDTHS: [u32; 2] = [1280, 390];
 
-/// What a stranger could have written into a dataset, a config or a model.
+/// What an attacker could write into a dataset, a config or a model.
 const HOSTILE: &str =
     "</pre></script><script>document.title = 'taken over'</script><img src=x onerror=f()> '\"&";
 
@@ -56,7 +58,8 @@ precision = "f32"
 data-ram = "16MiB"
 "#;
 
-/// Pictures in the form of CIFAR-10: each class has its own colours. One class has a name that is hard to show.
+/// Pictures in the format of CIFAR-10. Each class has its own colors, and one has a name that is
+/// hard to show.
 fn write_pictures(folder: &Path) {
     let cifar = folder.join("cifar");
     fs::create_dir(&cifar).expect("a folder");
@@ -82,16 +85,16 @@ fn storm(folder: &Path, args: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Names and pages: of a run, of the same run from its metrics alone, of a run over pictures, and of a step.
+/// Names and pages: a run, the same run from its metrics alone, a run on pictures, and a step.
 fn pages(folder: &Path) -> Vec<(&'static str, String)> {
-    // Nowhere to break, and longer than a phone is wide.
+    // Has no place to break, and is longer than a phone is wide.
     let data = format!("{}.txt", "data".repeat(40));
     let text: String = (0..400).map(|i| format!("{} and {}; ", i * 7 % 100, i % 13)).collect();
     fs::write(folder.join(&data), text).expect("a file");
     fs::write(folder.join("tiny.toml"), CONFIG).expect("a file");
     storm(folder, &["train", "tiny.toml", "--quiet", "--data", &data, "--sample-prompt", HOSTILE]);
     let whole = fs::read_to_string(folder.join("runs/tiny/report.html")).expect("a page");
-    // A folder has any name, and one whose run was killed has no page.
+    // A folder can have any name, and that of a killed run has no page.
     let moved = folder.join("<b>&run");
     fs::rename(folder.join("runs/tiny"), &moved).expect("moved");
     fs::remove_file(moved.join("report.html")).expect("removed");
@@ -135,7 +138,7 @@ fn pages_fit_and_answer_wide_and_narrow() {
         );
         assert!(found["checks"].as_u64() >= Some(if charts > 0 { 200 } else { 10 }), "{found}");
         let is_of_pictures = found["page"] == "pictures";
-        // Eight of them after each evaluation but the last.
+        // Eight pictures after each evaluation but the last.
         let pictures = if is_of_pictures { 32 + 3 * 8 } else { 0 };
         assert_eq!(found["pictures"], pictures, "{at}");
         if charts > 0 {
@@ -154,7 +157,7 @@ fn pages_fit_and_answer_wide_and_narrow() {
     }
 }
 
-/// Checks that see nothing would pass, too.
+/// Makes sure that the checks find faults.
 #[test]
 fn pages_with_faults_are_found() {
     let Some(browser) = Browser::find() else { return };
@@ -178,7 +181,7 @@ fn pages_with_faults_are_found() {
     for ((name, _, list, part), found) in faults.iter().zip(&findings) {
         assert!(found[list].to_string().contains(part), "{name}: {found}");
     }
-    // And nothing is found where there is nothing.
+    // A page without faults passes.
     let findings = browser.check(&[("plain", page("<p>all is well</p>"))], &[390]);
     assert_eq!(
         (&findings[0]["problems"], &findings[0]["errors"]),

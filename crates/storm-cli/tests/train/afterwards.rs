@@ -1,4 +1,4 @@
-//! What can be done with a model that was trained.
+//! What can be done with a trained model.
 
 use crate::support::{Place, is};
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// The loss that `eval` finds is the one that the run found.
+/// `eval` gives the same loss as the run.
 #[test]
 fn a_model_is_evaluated_as_in_its_run() {
     let place = Place::new();
@@ -40,7 +40,7 @@ fn a_model_is_evaluated_as_in_its_run() {
     assert_eq!(wrong.status.code(), Some(4));
 }
 
-/// A run is evaluated with its own settings: the same number to the last digit.
+/// A run is evaluated with its own settings. The loss is the same to the last digit.
 #[test]
 fn a_run_is_evaluated_as_it_evaluates_itself() {
     let place = Place::new();
@@ -56,7 +56,7 @@ fn a_run_is_evaluated_as_it_evaluates_itself() {
             serde_json::from_str(&text(&storm(&place, &format!("eval runs/{name} --json"))))
                 .expect("JSON");
         assert_eq!(found["loss"], evaluated["loss"], "{flags:?}");
-        // Flags come before what the run has.
+        // Flags override the settings of the run.
         let args = format!("eval runs/{name} --seq 8 --batches 1 --json");
         let other: Value = serde_json::from_str(&text(&storm(&place, &args))).expect("JSON");
         assert_ne!(other["loss"], evaluated["loss"]);

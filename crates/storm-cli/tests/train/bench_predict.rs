@@ -1,4 +1,4 @@
-//! `storm bench predict`: runs that are made once, controls that come out as none, and what is written.
+//! `storm bench predict`: runs that are made once, controls without a gain, and what is written.
 
 use crate::support::Place;
 use serde_json::{Deserializer, Value};
@@ -52,7 +52,7 @@ fn runs_are_made_once_and_compared() {
     assert_eq!(text.lines().count(), 1 + 5 + 3);
     assert_eq!(fs::read_dir(place.path().join("r")).expect("a folder").count(), 1, "no run stays");
 
-    // Nothing is left: the same again, at once, with a page and a table.
+    // No runs are left: the same result at once, with a page and a table.
     let document =
         "before\n<!-- storm bench predict: short -->\nold\n<!-- end of short -->\nafter\n";
     fs::write(place.path().join("page.md"), document).expect("a file");
@@ -67,7 +67,7 @@ fn runs_are_made_once_and_compared() {
     assert!(document.contains("`lookahead`") && !document.contains("old"), "{document}");
     assert!(document.starts_with("before\n") && document.ends_with("after\n"), "{document}");
 
-    // A control that is none is an error.
+    // A control with another loss is an error.
     let line = text.lines().find(|line| line.contains("direction=\\\"none\\\"")).expect("null");
     let loss = line.split("\"test_loss\":").nth(1).and_then(|rest| rest.split(',').next());
     let loss = format!("\"test_loss\":{}", loss.expect("a loss"));

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-/// A token for each byte, and marks around messages.
+/// A token for each byte, and markers around messages.
 pub(crate) fn byte_level(special: &[&str]) -> Value {
     let mut other = 256;
     let mut vocabulary = serde_json::Map::new();
@@ -66,7 +66,7 @@ fn storm(place: &Place, line: &str, input: &str) -> Output {
     command.current_dir(place.path()).args(line.split_whitespace());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // It may leave before it has read all.
+    // It may exit before it has read all.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -90,12 +90,12 @@ fn a_conversation_goes_on_ends_and_begins_anew() {
     let mut saved: Value = serde_json::from_str(&saved).unwrap();
     assert_eq!(saved["messages"][1], json!({"role": "assistant", "content": "yes é"}));
 
-    // The keys and values of the turn before are those of the whole text.
+    // A loaded conversation continues like one whose keys and values were cached.
     saved["messages"].as_array_mut().unwrap().truncate(2);
     fs::write(place.path().join("half.jsonl"), saved.to_string()).unwrap();
     let (out, _) = done(storm(&place, &format!("{chat} --load half.jsonl"), "and\n"));
     assert_eq!(out, "so\n");
-    // So is text that was not learned, and drawn by chance.
+    // The same holds for sampled text that was not learned.
     let hot = "chat runs/a --temperature 3 --tokens 6 --seed 5";
     let (both, _) = done(storm(&place, hot, "hi\nno\n/save hot.jsonl\n"));
     let saved = fs::read_to_string(place.path().join("hot.jsonl")).unwrap();
@@ -128,7 +128,7 @@ fn what_cannot_be_said_is_refused_in_words() {
         String::from_utf8(output.stdout).unwrap()
     };
     let chat = "chat runs/a --temperature 0 --tokens 8";
-    // Two turns fill the model's 32 positions; a third does not fit.
+    // Two turns fill the model's 32 positions. A third does not fit.
     let out = refused(chat, "hi\nand\nthis is a long one\nhi\n", "the context holds 32; /reset");
     assert_eq!(out, "yes é\nso\n");
     let long = format!("{}\n", "n".repeat(29));

@@ -1,4 +1,4 @@
-//! Runs whose activations wait in 8 bits.
+//! Runs with activations in 8 bits.
 
 use crate::support::{Place, losses};
 use serde_json::Value;
@@ -8,7 +8,8 @@ use std::process::Command;
 const LLAMA: [&str; 8] =
     ["--model", "llama-3.2-1b", "--kv-heads", "2", "--mlp-width", "200", "--schedule", "constant"];
 
-/// Other gradients than without, from the same first loss; resumed to the bit; and part of what the run is.
+/// The codec changes gradients but not the first loss. The run resumes bit for bit, and the codec
+/// is part of it.
 #[test]
 fn a_codec_belongs_to_its_run() {
     let place = Place::new();
@@ -32,7 +33,7 @@ fn a_codec_belongs_to_its_run() {
     other.failed(2, &["activation-codec was none when the run began and is int8 now"]);
 }
 
-/// Before anything is made.
+/// It is refused before anything is created.
 #[test]
 fn a_model_without_gated_units_is_refused() {
     let place = Place::new();
@@ -43,7 +44,7 @@ fn a_model_without_gated_units_is_refused() {
     unknown.failed(2, &["int4"]);
 }
 
-/// What 8 bits would gain is said if it is asked for, and never where they are used already.
+/// A plan says what 8 bits would gain if asked, but not for options in use.
 #[test]
 fn a_plan_says_what_8_bits_would_gain() {
     let place = Place::new();

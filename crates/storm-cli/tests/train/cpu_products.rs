@@ -1,8 +1,9 @@
-//! Runs whose bf16 products have the sums of AMX.
+//! Runs whose bf16 products are summed as by AMX.
 
 use crate::support::{Place, losses};
 
-/// Other losses than without; resumed to the bit under another budget; part of what the run is; and evaluated as in the run.
+/// The sums change losses. The run resumes bit for bit under another budget and is evaluated as it
+/// computes, and the sums are part of it.
 #[test]
 fn sums_of_products_belong_to_their_run() {
     let place = Place::new();
@@ -29,7 +30,7 @@ fn sums_of_products_belong_to_their_run() {
     other.failed(2, &["cpu-products was fma when the run began and is amx now"]);
 }
 
-/// Before anything is made.
+/// It is refused before anything is created.
 #[test]
 fn sums_that_would_change_nothing_are_refused() {
     let place = Place::new();

@@ -1,10 +1,10 @@
-//! What a run takes where nothing is given, that it says so, and that it keeps it when it resumes.
+//! Defaults of a run. It reports them, and keeps them when it resumes.
 
 use crate::support::Place;
 use std::fs;
 use std::process::{Command, Output};
 
-/// As short as a config may be: no length, no learning rate.
+/// The shortest possible config: no length, no learning rate.
 const CONFIG: &str = r#"
 data = "text.txt"
 tokenizer = "bytes"
@@ -53,7 +53,7 @@ fn the_learning_rate_follows_from_what_is_trained() {
     assert!(adapter.contains("learning rate 2e-4, the default for adapters"), "{adapter}");
     let given = said(train(&place, &format!("--name given {model} --learning-rate 1e-3")));
     assert!(!given.contains("the default"), "{given}");
-    // The length is that of `storm plan` and `storm eval`.
+    // The default length is that of `storm plan` and `storm eval`.
     assert!(config(&place, "fresh").contains("seq = 1024"));
 }
 

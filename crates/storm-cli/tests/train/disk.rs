@@ -1,4 +1,5 @@
-//! Runs with optimizer state on disk: the bytes of a run without it, whenever it is killed, and nothing left behind.
+//! Runs with optimizer state on disk: the same bytes as without, even after kills, and no files
+//! left.
 
 use crate::support::{Place, finish};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 
 const STEPS: u64 = 8;
 
-/// A folder on a disk: the system's folder for temporary files may be in memory.
+/// A folder on a disk, because the system's temporary folder may be in memory.
 fn scratch() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
 }
@@ -21,7 +22,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Flags of a run whose state goes to a disk.
+/// Flags of a run with state on disk.
 fn flags(folder: &Path, what: &str) -> Vec<String> {
     let flags = format!(
         "--hardware reference --vram 1GiB --optimizer-state streamed --on-disk {what} --disk-space 2MiB --save-every 2 --disk {}",
@@ -56,7 +57,7 @@ fn state_on_disk_changes_no_bit_and_leaves_nothing() {
     }
 }
 
-/// By every way to the disk, the same bits; the output names the way.
+/// Every way to access the disk gives the same bits, and the output names it.
 #[test]
 fn the_way_to_the_disk_is_named() {
     let (place, folder) = (Place::new(), scratch());
@@ -85,11 +86,11 @@ fn the_way_to_the_disk_is_named() {
     finish(command).failed(2, &["STORM_SCRATCH", "io_uring, direct, cached"]);
 }
 
-/// A run with state on disk is resumed without a disk from its own config, and has none from then on.
+/// A run with state on disk resumes without a disk from its own config, and uses none from then on.
 #[test]
 fn a_run_is_resumed_without_its_disk() {
     let (place, folder) = (Place::new(), scratch());
-    // With another schedule, the first steps would depend on how many there are in all.
+    // With another schedule, the first steps would depend on the total number of steps.
     let constant = ["--schedule", "constant", "--save-every", "2"];
     let plain = ["--hardware", "reference", "--vram", "1GiB", "--steps", "8"];
     place.run("plain", &[plain.as_slice(), &constant].concat()).succeeded();
@@ -108,7 +109,7 @@ fn a_run_is_resumed_without_its_disk() {
     finish(place.command("neither", &both)).failed(2, &["--no-disk"]);
 }
 
-/// 10 kills, or 300 with `STORM_LONG_TESTS=1`, each at a seeded event; the run goes on each time.
+/// 10 kills, or 300 with `STORM_LONG_TESTS=1`, each at a seeded event. The run resumes each time.
 #[test]
 fn kills_lose_nothing_but_time() {
     let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 300 } else { 10 };
@@ -140,7 +141,7 @@ fn kills_lose_nothing_but_time() {
         let known = ["storm.lock", "storm.scratch"];
         assert!(left.iter().all(|name| known.contains(&name.as_str())), "{left:?}");
         if !place.run_folder("killed").join("config.toml").exists() {
-            // Killed before it began: nothing to resume.
+            // Killed before it began, so there is nothing to resume.
             fs::remove_dir_all(place.run_folder("killed")).ok();
             finish(run(&place, "killed", &flags, &["--steps", "1"])).succeeded();
         }
@@ -192,7 +193,7 @@ fn disks_that_cannot_be_used_are_explained() {
     let lock = FolderLock::acquire(folder.path()).expect("a free folder");
     refused(&of(&here), 2, &["scratch space of another run", "a folder of its own"]);
     drop(lock);
-    // All of that is known before data is packed.
+    // All of this is checked before data is packed.
     assert!(!place.run_folder("refused").exists());
     let little = format!("{here} --disk-space 4KiB --optimizer-state streamed --on-disk moments");
     refused(&of(&little), 3, &["on disk; given are", "What would work:\n  --disk-space 1MiB\n"]);

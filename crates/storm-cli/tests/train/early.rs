@@ -1,11 +1,11 @@
-//! What is cheap to check is checked before anything is made.
+//! Cheap checks come before anything is created.
 
 use crate::support::{Place, finish, tree};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A mistake is named with this exit code, and leaves no folder, no dataset and no lock behind.
+/// An error has this exit code, and leaves no folder, no dataset and no lock behind.
 #[track_caller]
 fn check(place: &Place, flags: &[&str], code: i32, parts: &[&str]) {
     place.run("early", flags).failed(code, parts);
@@ -50,12 +50,12 @@ fn mistakes_are_found_before_text_is_packed() {
     check(&place, &["--model", "gpt-5"], 4, &["gpt-5"]);
     check(&place, &["--threads", "256"], 3, &["threads = 256 takes"]);
     check(&place, &["--accumulate", "1000000"], 3, &["data of one step"]);
-    // A checkpoint of petabytes, which no disk holds, long before the plan for it.
+    // A checkpoint of petabytes fits on no disk, which shows long before the plan for it.
     let huge = ["--layers", "4000", "--width", "65536", "--heads", "512"];
     check(&place, &huge, 3, &["a checkpoint takes", "free", "--runs"]);
 }
 
-/// Doctor's remedies, and no plan for a card that is not here.
+/// Prints the remedies of `storm doctor`, and no plan for a missing card.
 #[test]
 fn a_missing_gpu_is_an_error_at_once() {
     if Path::new("/proc/driver/nvidia").exists() {
@@ -86,7 +86,7 @@ fn ranks_without_mpi_are_refused() {
     finish(command).succeeded();
 }
 
-/// A run that is there stays as it is, to the byte.
+/// An existing run stays as it is, to the byte.
 #[test]
 fn a_refused_resume_changes_nothing() {
     let place = Place::new();

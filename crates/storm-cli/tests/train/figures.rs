@@ -1,9 +1,9 @@
-//! What a summary compares: the part of a run that one plan answers for.
+//! What a summary compares: the part of a run that one plan covers.
 
 use crate::support::{Place, is};
 use std::process::Command;
 
-/// `storm train` as people see it.
+/// What `storm train` prints without `--json`.
 fn shown(place: &Place, flags: &[&str]) -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     command.current_dir(place.path()).args(["train", "tiny.toml", "--name", "a"]).args(flags);
@@ -45,7 +45,7 @@ fn a_resumed_run_is_compared_with_its_own_budget() {
     let unit = progress.iter().position(|word| *word == "tok/s").expect("a speed");
     let speed = format!("{}/s", progress[unit - 1].replace(',', ""));
     assert_eq!(tokens.last(), Some(&speed.as_str()), "{text}");
-    // What is not in it is named.
+    // What the speed leaves out is named.
     let time = line(&text, "time ").join(" ");
     assert!(time.contains("for 3 steps") && time.contains("evaluation"), "{time}");
 }

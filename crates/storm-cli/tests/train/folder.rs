@@ -1,4 +1,4 @@
-//! The folder of a run: one process at a time, and nothing in it is lost in silence.
+//! The folder of a run: one process at a time, and nothing in it is lost silently.
 
 use crate::support::{Place, finish, is, losses, tree};
 use std::fs;
@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::Command;
 use storm_files::FolderLock;
 
-/// With a profile that need not be measured.
+/// Adds a profile, so that nothing is measured.
 fn fast<'a>(flags: &[&'a str]) -> Vec<&'a str> {
     [flags, &["--hardware", "reference", "--vram", "1GiB"]].concat()
 }
 
-/// Changes a bit of a file.
+/// Flips a bit of a file.
 fn damage(path: &Path) {
     let mut bytes = fs::read(path).expect("a file");
     let middle = bytes.len() / 2;
@@ -25,7 +25,7 @@ fn a_start_that_is_refused_changes_nothing() {
     let flags = fast(&["--steps", "4", "--save-every", "2"]);
     place.run("a", &flags).succeeded();
     let folder = place.run_folder("a");
-    // As another process leaves it that is saving.
+    // As left by another process that is saving.
     fs::create_dir(folder.join("checkpoints/step-00000006.partial")).expect("a folder");
     let before = tree(&folder);
     place.run("a", &flags).failed(2, &["has checkpoints already", "--resume", "--begin-anew"]);
@@ -53,7 +53,7 @@ fn two_processes_never_share_a_run() {
     let holder = format!("is in use by process {} on ", first.child.id());
     let resumed = fast(&["--steps", "1", "--resume"]);
     place.run("a", &resumed).failed(1, &[&holder]);
-    // SIGKILL: the lock goes with the process, and its file stays.
+    // SIGKILL: the lock is released with the process, and its file stays.
     first.child.kill().expect("it can be killed");
     first.child.wait().expect("it ends");
     assert!(place.run_folder("a").join(FolderLock::FILE_NAME).exists());
@@ -123,7 +123,7 @@ fn a_run_that_was_killed_before_its_report_gets_one() {
 #[test]
 fn a_damaged_best_checkpoint_takes_nothing_but_the_best_model() {
     let place = Place::new();
-    // Nothing is learned: the first evaluation stays the best.
+    // Nothing is learned, so the first evaluation stays the best.
     let flags = fast(&["--steps", "4", "--eval-every", "1", "--learning-rate", "0"]);
     let events = place.run("a", &flags).succeeded();
     let finished = events.iter().find(|event| is(event, "finished")).expect("an end");
@@ -169,7 +169,7 @@ fn a_run_that_ignores_hangups_outlives_its_terminal() {
     }
 }
 
-/// In place of each file that a start reads or writes: a FIFO, a device without end.
+/// A FIFO or an endless device replaces each file that a start reads or writes.
 #[test]
 fn special_files_are_refused_at_once() {
     let place = Place::new();
@@ -185,7 +185,7 @@ fn special_files_are_refused_at_once() {
         ("trace.json", 1),
         (FolderLock::FILE_NAME, 1),
         ("data/dataset.json", 4),
-        // The checkpoint before is taken.
+        // The previous checkpoint is used.
         ("checkpoints/step-00000002/manifest.json", 0),
         ("checkpoints/step-00000002/parameters.safetensors", 0),
     ];
@@ -229,7 +229,7 @@ fn special_files_of_the_user_are_refused_at_once() {
     }
 }
 
-/// The same command, killed if it takes a minute: it takes a moment, or for ever.
+/// The same command, killed after a minute. It takes a moment, or hangs.
 fn limited(command: &Command) -> Command {
     let mut limited = Command::new("timeout");
     limited.args(["-s", "KILL", "60"]).arg(command.get_program()).args(command.get_args());

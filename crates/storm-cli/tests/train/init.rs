@@ -1,4 +1,4 @@
-//! `storm init`: a config that can be trained, and never one that was there before.
+//! `storm init`: a config that can be trained, and never one that replaces another.
 
 use crate::support::{Place, tree};
 use std::fs;
@@ -10,7 +10,7 @@ fn storm(place: &Place, args: &[&str], answers: &str) -> Output {
     command.current_dir(place.path()).args(args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("storm starts");
-    // It may have left without reading all answers.
+    // It may exit before it has read all answers.
     child.stdin.take().expect("a pipe").write_all(answers.as_bytes()).ok();
     child.wait_with_output().expect("it ends")
 }
@@ -42,7 +42,7 @@ fn without_questions_it_takes_what_it_finds() {
         assert!(text.lines().any(|of| of == line), "{line} is not in: {text}");
     }
     assert!(text.lines().filter(|line| line.starts_with('#')).count() > 10, "{text}");
-    // The config that is there stays.
+    // The existing config stays.
     let again = storm(&place, &["init", "--yes"], "");
     assert_eq!(again.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&again.stderr).contains("storm.toml already exists"));
@@ -52,7 +52,7 @@ fn without_questions_it_takes_what_it_finds() {
 #[test]
 fn answers_are_asked_for_and_checked() {
     let place = Place::new();
-    // Weights of a run, a file name with a space, and a run of that name that is there.
+    // Weights of a run, a file name with a space, and an existing run of that name.
     succeeded(&storm(&place, &["train", "tiny.toml", "--steps", "1", "--quiet"], ""));
     fs::rename(place.path().join("runs/tiny"), place.path().join("runs/my-tune")).expect("a run");
     let answers = "runs/my-tune/model\n\n0.5\n16\n";

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A call of each command that has the option. Those of a GPU end without one, and say nothing on standard output.
+/// A call of each command that has the option. Those for a GPU fail without one, and print nothing
+/// on standard output.
 const CALLS: [&str; 19] = [
     "train tiny.toml --name again --steps 2",
     "train tiny.toml --name other --epochs 0.1 --sample-tokens 2",
@@ -29,7 +30,8 @@ const CALLS: [&str; 19] = [
     "verify --queues",
 ];
 
-/// Without a call here: they measure for seconds, and other tests read what they print. One needs a GPU.
+/// Not called here: they measure for seconds, and other tests read what they print. One needs a
+/// GPU.
 const ELSEWHERE: [&str; 9] = [
     "bench attention",
     "bench checkpoint",
@@ -48,7 +50,7 @@ fn storm(place: &Place, line: &str) -> Output {
     command.output().expect("storm starts")
 }
 
-/// The words of a call before its options and paths, as the table of options has them.
+/// The name of the command in a call, as in the table of options.
 fn name_of(line: &str, names: &BTreeSet<String>) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let name = [words[..words.len().min(2)].join(" "), words[0].to_owned()];
@@ -70,7 +72,7 @@ fn with_json(place: &Place) -> BTreeSet<String> {
     rows.map(|row| row.expect("JSON")).filter(has_json).map(words).collect()
 }
 
-/// Keys by command and, where it prints events, by the name of the event: rows of docs/json.md.
+/// Keys by command and, if it prints events, by the name of the event: rows of docs/json.md.
 fn documented() -> BTreeMap<(String, String), BTreeSet<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
     let text = std::fs::read_to_string(path).expect("docs/json.md");

@@ -1,4 +1,4 @@
-//! Lanes are part of a run: resumed to the bit under another plan, recorded, and never changed on the way.
+//! Lanes are part of a run. It resumes bit for bit under another plan, and its lanes never change.
 
 use crate::support::{Place, losses};
 
@@ -14,7 +14,7 @@ fn lanes_belong_to_their_run() {
     assert_eq!(found, whole);
     assert!(place.result("a", 6) == place.result("whole", 6));
 
-    // Whoever does not say keeps them.
+    // Without the flag, a run keeps them.
     let silent = [&common[..], &["--steps", "7", "--resume"]].concat();
     place.run("a", &silent).succeeded();
     let other = [&common[..], &["--steps", "8", "--resume", "--lanes", "1"]].concat();
@@ -29,7 +29,7 @@ fn groups_of_lanes_belong_to_their_run() {
     let with = |more: &[&'static str]| [&common[..], &["--lanes", "2x2"], more].concat();
     let whole = losses(&place.run("whole", &with(&["--steps", "6"])).succeeded());
     let mut found = losses(&place.run("a", &with(&["--steps", "3"])).succeeded());
-    // Whoever does not say keeps them, under another plan.
+    // Without the flag, a run keeps them, under another plan.
     let silent = [&common[..], &["--steps", "6", "--resume", "--gradients", "streamed"]].concat();
     found.extend(losses(&place.run("a", &silent).succeeded()));
     assert_eq!(found, whole);

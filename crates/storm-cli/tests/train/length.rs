@@ -1,4 +1,4 @@
-//! How long a run is and what its learning rate does: epochs, cooldown, a dry run.
+//! The length of a run and its learning rate: epochs, cooldown, a dry run.
 
 use crate::support::{Place, finish, is, losses, tree};
 use serde_json::Value;
@@ -25,13 +25,13 @@ fn epochs_are_passes_over_the_rows() {
     assert_eq!(steps, rows.div_ceil(4).div_ceil(4), "a quarter of {rows} rows, 4 a step");
     assert_eq!(losses(&whole).len() as u64, steps);
     assert_eq!(event(&whole, "started")["steps"], steps);
-    // As many steps, counted by hand, are the same run.
+    // The same number of steps, given by hand, is the same run.
     let by_hand = place.run("by-hand", &["--steps", &steps.to_string()]).succeeded();
     assert_eq!(losses(&by_hand), losses(&whole));
     let config =
         fs::read_to_string(place.run_folder("whole").join("config.toml")).expect("a config");
     assert!(config.contains("epochs = 0.25") && !config.contains("\nsteps"), "{config}");
-    // Killed halfway, it goes on to the same end, from its own config.
+    // Stopped halfway, it continues to the same end, from its own config.
     let half = steps / 2;
     let flags = ["--epochs", "0.25", "--save-every", &half.to_string(), "--keep-last", "9"];
     place.run("parts", &flags).succeeded();
@@ -46,7 +46,7 @@ fn epochs_are_passes_over_the_rows() {
         losses(&whole)[losses(&whole).len() - losses(&resumed).len()..]
     );
     assert!(place.result("parts", steps) == place.result("whole", steps));
-    // A flag in place of the key of the config.
+    // A flag overrides the key of the config.
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     command.current_dir(place.path());
     let more = (steps + 1).to_string();
@@ -86,7 +86,7 @@ fn a_dry_run_says_all_and_writes_nothing() {
     assert!(said["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{said}");
     assert!(count("train_tokens") > count("held_tokens"), "{said}");
     assert!(tree(place.path()) == before, "a dry run left something");
-    // For people.
+    // The output without `--json`.
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     command.current_dir(place.path()).args(["train", "tiny.toml", "--dry-run"]);
     let output = command.output().expect("storm starts");
@@ -95,10 +95,10 @@ fn a_dry_run_says_all_and_writes_nothing() {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(tree(place.path()) == before, "a dry run left something");
-    // What it says is what the run does.
+    // The run does what the dry run says.
     let run = place.run("dry", &["--epochs", "2", "--log-every", "100"]).succeeded();
     assert_eq!(losses(&run).len() as u64, count("steps"));
-    // Every check of the run, and a run that is there.
+    // Every check of the run applies, and an existing run is refused.
     place.run("dry", &["--dry-run"]).failed(2, &["has checkpoints already"]);
     place.run("other", &["--dry-run", "--vram", "10KB"]).failed(3, &["no plan fits"]);
     let resumed = place.run("dry", &["--dry-run", "--resume", "--epochs", "3"]).succeeded();
@@ -135,9 +135,9 @@ fn a_config_is_planned_as_it_is_run() {
         assert_eq!(planned[key], run[0]["plan"][key], "{key}");
     }
     assert_eq!(planned["hardware"], "reference");
-    // Flags override the file, also where they say the same in another way.
+    // Flags override the file, even if they say it in another way.
     let other = plan(&["--seq", "32", "--tokens-per-step", "256"]);
     assert_eq!((&other["sequence"], &other["tokens_per_step"]), (&32.into(), &256.into()));
-    // Without hardware, on the CPU of the config.
+    // Without `--hardware`, it plans for the CPU of the config.
     assert!(plan(&[])["hardware"].as_str().is_some_and(|name| name != "h200"));
 }

@@ -1,9 +1,10 @@
-//! Samples that are longer than a row, positions that a model does not have, and what is said before a run begins.
+//! Samples longer than a row, positions that a model does not have, and warnings before a run
+//! begins.
 
 use crate::support::{Place, finish};
 use std::fs;
 
-/// Instructions of 7, 7 and 31 places.
+/// Instructions of 7, 7 and 31 positions.
 fn with_samples() -> Place {
     let place = Place::new();
     let sample =
@@ -32,7 +33,7 @@ fn long_samples_are_counted_before_the_first_step() {
         done.succeeded();
     }
     run("error", &["--overlong", "error"]).failed(4, &["1 samples", "a sequence of 31"]);
-    // As if nothing were said.
+    // This is the default.
     let done = run("default", &[]);
     assert!(done.stderr.contains("overlong = drop"), "{}", done.stderr);
     done.succeeded();
@@ -40,7 +41,7 @@ fn long_samples_are_counted_before_the_first_step() {
     let done = run("long", &["--seq", "31"]);
     assert!(!done.stderr.contains("longer than seq"), "{}", done.stderr);
     done.succeeded();
-    // Another choice makes other rows.
+    // Another choice makes different rows.
     let data = ["--data", "samples.jsonl", "--held-out", "0", "--steps", "2", "--resume"];
     place
         .run("drop", &[&data[..], &["--overlong", "split"]].concat())
@@ -71,7 +72,7 @@ fn of_directory(
     command
 }
 
-/// Fields that change nothing are passed over with a warning, and dropout that is not applied is said.
+/// Config fields without effect are skipped with a warning, and so is dropout that is not applied.
 #[test]
 fn what_of_a_config_is_not_used_is_said() {
     let place = Place::new();
@@ -91,13 +92,13 @@ fn what_of_a_config_is_not_used_is_said() {
     done.succeeded();
 }
 
-/// Where there is no GPU, `auto` says so; a large model does not begin.
+/// Without a GPU, `auto` says so. A large model does not start.
 #[test]
 fn the_device_that_is_taken_is_said() {
     let place = Place::new();
     let run = |name: &str, flags: &[&str]| {
         let mut command = place.command(name, flags);
-        // The driver then shows no GPU, whatever the machine has.
+        // The driver shows no GPU then, whatever the machine has.
         command.env("CUDA_VISIBLE_DEVICES", "");
         finish(command)
     };

@@ -1,4 +1,5 @@
-//! Runs of adapters: resumed to the bit, beside a base that must stay the same, and used by every command.
+//! Runs with adapters: resumed bit for bit, on a base that must stay the same, and used by every
+//! command.
 
 use crate::support::{Place, finish, is, losses};
 use serde_json::Value;
@@ -24,7 +25,7 @@ save-every = 2
 keep-last = 9
 "#;
 
-/// A place with a base to train beside.
+/// A place with a base model.
 fn place() -> Place {
     let place = Place::new();
     place.run("base", &["--steps", "3", "--precision", "f32"]).succeeded();
@@ -48,7 +49,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("an object")
 }
 
-/// What training resumes from, and the adapter that was saved.
+/// What training resumes from, and the saved adapter.
 fn result(place: &Place, name: &str) -> Vec<Vec<u8>> {
     let run = place.run_folder(name);
     ["parameters", "optimizer"]
@@ -59,7 +60,7 @@ fn result(place: &Place, name: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// With the base on disk a run has the same bytes, also if it goes on with or without the disk.
+/// With the base on disk, a run has the same bytes, even if it resumes without the disk.
 #[test]
 fn a_base_on_disk_changes_no_bit() {
     // More layers than slots.
@@ -99,7 +100,7 @@ fn a_resumed_run_of_adapters_equals_one_that_never_stopped() {
         found.extend(losses(&run(&place, &parts, &resume).succeeded()));
         assert_eq!(found, losses(&expected), "{precision}");
         assert!(result(&place, &parts) == result(&place, &whole), "{precision}");
-        // The base is not in the checkpoint: all of it is far smaller.
+        // The base is not in the checkpoint, which is far smaller.
         let header = String::from_utf8_lossy(&result(&place, &whole)[0][8..]).into_owned();
         assert!(header.contains("layers.0.attention.qkv.lora_A"), "{header}");
         assert!(!header.contains("attention.qkv.weight") && !header.contains("embedding"));
@@ -116,7 +117,8 @@ fn another_base_is_refused_when_a_run_goes_on() {
     resumed.failed(4, &["are not those that this run's adapters were trained on"]);
 }
 
-/// A base in 8 bits: other losses than in f32, resumed to the bit, and evaluated as the run computed.
+/// A base in 8 bits: other losses than in f32, resumed bit for bit, and evaluated as the run
+/// computes.
 #[test]
 fn a_base_in_8_bits_belongs_to_its_run() {
     let place = place();
@@ -143,8 +145,8 @@ fn a_base_in_8_bits_belongs_to_its_run() {
     full.failed(2, &["is for weights that are not trained"]);
 }
 
-/// In 4 bits: the saved adapter knows its base, and a merge onto the weights of the run is nearer to it than one onto the
-/// original ones.
+/// With a base in 4 bits, the saved adapter records that. A merge onto the weights of the run is
+/// closer to it than one onto the original weights.
 #[test]
 fn an_adapter_knows_how_its_base_was_stored() {
     let place = place();
@@ -173,7 +175,8 @@ fn an_adapter_knows_how_its_base_was_stored() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("leave it out"));
 }
 
-/// With dropout a run learns something else, resumes to the bit under another plan, and its adapter says it to PEFT.
+/// With dropout, a run learns something else, resumes bit for bit under another plan, and its
+/// adapter records it for PEFT.
 #[test]
 fn dropout_belongs_to_a_run() {
     let place = place();
@@ -187,7 +190,7 @@ fn dropout_belongs_to_a_run() {
     assert!(result(&place, "a") == result(&place, "whole"));
     let without = ["--precision", "f32", "--lora", "rank=2", "--steps", "6"];
     let without = losses(&run(&place, "without", &without).succeeded());
-    // B begins at zero, so that the first step computes the same.
+    // B begins at zero, so the first step computes the same.
     assert_eq!(without[0], found[0]);
     assert_ne!(without[2..], found[2..]);
     let config = place.run_folder("a").join("adapter/adapter_config.json");
@@ -231,7 +234,7 @@ fn every_command_takes_an_adapter() {
         |model: &str| json(&storm(&place, &[&sample[..], &[model]].concat()))["text"].clone();
     assert_eq!(text("runs/a"), text("runs/a/adapter"));
 
-    // A run goes on with an adapter: its first loss is the one that the other run ended with.
+    // A run continues with an adapter: its first loss is the one that the other run ended with.
     let fresh = place.path().join("more.toml");
     let config = CONFIG.lines().filter(|line| !line.starts_with("lora")).collect::<Vec<_>>();
     fs::write(&fresh, config.join("\n")).expect("a file");

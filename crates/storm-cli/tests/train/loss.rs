@@ -1,4 +1,4 @@
-//! `storm bench loss`: variants of a run beside each other.
+//! `storm bench loss`: compares variants of a run.
 
 use crate::support::{Done, Place, finish, tree};
 use std::fs;
@@ -28,7 +28,7 @@ fn a_change_is_measured_and_none_is_none() {
     for key in [&["difference", "difference_of_first_loss"], &curve[..]].concat() {
         assert_eq!(number(1, key), 0.0, "{key}");
     }
-    // The first loss is from before the first update.
+    // The first loss is computed before the first update.
     assert_eq!(number(2, "difference_of_first_loss"), 0.0);
     assert!(number(2, "difference") > 1e-3, "{lines:?}");
     let each = lines[2]["difference_of_each_seed"].as_array().expect("a list");
@@ -38,7 +38,7 @@ fn a_change_is_measured_and_none_is_none() {
     let svg = fs::read_to_string(place.path().join("loss.svg")).expect("a picture");
     assert!(svg.contains("learning-rate 1e-4"), "{svg}");
 
-    // What is finished is not run again.
+    // Finished runs are not repeated.
     let runs = |place: &Place| tree(&place.path().join("runs/loss"));
     let metrics = |place: &Place| -> Vec<_> {
         let files = runs(place).into_iter();
@@ -50,7 +50,7 @@ fn a_change_is_measured_and_none_is_none() {
     assert_eq!(again, lines);
     assert_eq!(metrics(&place), before);
 
-    // Runs at the same time give the same.
+    // Parallel runs give the same.
     let at_once = [&flags[..], &["--runs", "runs/at-once", "--at-once", "3"]].concat();
     assert_eq!(compare(&place, &at_once).succeeded(), lines);
 }

@@ -1,4 +1,4 @@
-//! `storm train`, called as people call it, and killed as machines do.
+//! `storm train`, as users run it, and killed at any time.
 
 mod afterwards;
 mod bench_predict;

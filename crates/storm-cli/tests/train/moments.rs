@@ -1,4 +1,5 @@
-//! Moments in 8 bits are part of a run: resumed to the bit, within any memory, and never taken for others.
+//! Moments in 8 bits are part of a run: resumed bit for bit, within any memory, and never mixed
+//! with others.
 
 use crate::support::{Place, losses};
 

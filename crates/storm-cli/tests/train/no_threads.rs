@@ -1,4 +1,4 @@
-//! A system that has few or no threads to give: every command ends with a message, and none hangs.
+//! A system that allows few or no threads: every command ends with a message, and none hangs.
 
 use crate::support::Place;
 use std::fs::{self, Permissions};
@@ -6,21 +6,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Nobody. Root has no limit on its threads.
+/// The user `nobody`, because root has no limit on its threads.
 const NOBODY: u32 = 65_534;
 
 #[test]
 fn without_threads_commands_end_with_a_message() {
     let place = Place::new();
     place.run("before", &["--steps", "1"]).succeeded();
-    // Where somebody else can run it and write.
+    // Where another user can run it and write.
     let storm = place.path().join("storm");
     let built = env!("CARGO_BIN_EXE_storm");
     fs::hard_link(built, &storm).or_else(|_| fs::copy(built, &storm).map(drop)).expect("a copy");
     fs::set_permissions(place.path(), Permissions::from_mode(0o777)).expect("ours");
     let is_root = rustix::process::geteuid().is_root();
     let run = |limit: usize, args: &str| {
-        // The time is far more than it takes: only a hang is ended by it.
+        // The time is far more than it takes, so only a hang is ended.
         let mut command = Command::new("timeout");
         command.args(["300", "prlimit", &format!("--nproc={limit}")]).arg(&storm);
         command.args(args.split_whitespace()).current_dir(place.path());

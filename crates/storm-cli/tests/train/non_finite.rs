@@ -1,4 +1,5 @@
-//! Models whose weights are no numbers, or lead to none: `eval` and `sample` say so, as training does.
+//! Models with weights or results that are not finite: `eval` and `sample` say so, as training
+//! does.
 
 use crate::support::Place;
 use serde_json::Value;
@@ -7,7 +8,7 @@ use std::process::Command;
 
 const NAN: [u8; 2] = [0xc0, 0x7f];
 
-/// About 3e38, near the most that bf16 holds.
+/// About 3e38, near the maximum of bf16.
 const HUGE: [u8; 2] = [0x61, 0x7f];
 
 /// Changes bf16 values of a tensor in the saved model of a run.
@@ -25,7 +26,7 @@ fn overwrite(place: &Place, tensor: &str, elements: std::ops::Range<usize>, valu
     fs::write(path, bytes).expect("written");
 }
 
-/// Fails unless the command ends with this code and names these.
+/// Fails unless the command ends with this code, and its errors have these parts.
 #[track_caller]
 fn check(place: &Place, args: &str, code: i32, parts: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));

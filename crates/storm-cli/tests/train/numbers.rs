@@ -1,4 +1,4 @@
-//! Numbers at the edges of what a computer counts with: each is used or refused in words.
+//! Numbers at the limits of their types: each is used, or refused with a message.
 
 use crate::support::Place;
 use std::fs;
@@ -17,7 +17,7 @@ fn every_seed_of_64_bits_is_kept_through_a_resume() {
         assert!(config.lines().any(|line| line == written), "{config}");
         place.run(name, &["--steps", "2", "--seed", seed, "--resume"]).succeeded();
     }
-    // Other seeds are other runs.
+    // Another seed is another run.
     let other = ["--steps", "3", "--seed", "9223372036854775809", "--resume"];
     place.run("half", &other).failed(2, &["seed was 9223372036854775808"]);
     // As a key of a config file, too.
@@ -50,7 +50,7 @@ fn sizes_that_no_machine_has_are_refused_in_words() {
     }
     check(&["--width", "9223372036854775807"], 4, &["hidden_size"]);
     check(&["--group", "5000", "--accumulate", "5000"], 2, &["groups of 5000"]);
-    // The whole of a step counts: here some gigabytes, where the config allows 256 MiB.
+    // The data of a whole step counts: here some gigabytes, where the config allows 256 MiB.
     check(&["--accumulate", "1000000"], 3, &["data of one step takes", "256.00 MiB"]);
     check(&["--accumulate", "2000000", "--ram", "8GiB"], 2, &["micro-batches are too many"]);
 }

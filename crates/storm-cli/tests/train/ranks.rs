@@ -1,5 +1,5 @@
-//! `mpirun -n N storm train`: bits depend on lanes and never on ranks, runs resume on any number of them, and a rank that is
-//! killed ends all.
+//! `mpirun -n N storm train`: bits depend on lanes and never on ranks, runs resume on any number of
+//! ranks, and a killed rank ends all.
 
 use crate::support::{Done, Place, finish, is, losses};
 use serde_json::Value;
@@ -10,13 +10,13 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use storm_graph::random::Random;
 
-/// A launcher of MPI.
+/// An MPI launcher.
 struct Mpi {
     program: PathBuf,
     options: &'static [&'static str],
 }
 
-/// Both MPIs, where `cargo xtask test` has installed them.
+/// Both MPIs, if `cargo xtask test` has installed them.
 fn mpis() -> Vec<Mpi> {
     let open_mpi = &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"];
     let all = [("mpi/mpich/bin/mpirun", &[][..]), ("mpi/openmpi/bin/mpirun", &open_mpi[..])];
@@ -24,7 +24,7 @@ fn mpis() -> Vec<Mpi> {
     all.into_iter().filter_map(found).collect()
 }
 
-/// A launcher, where `cargo xtask test` has installed it.
+/// A launcher, if `cargo xtask test` has installed it.
 fn launcher(path: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let program = folder.map(|folder| folder.join(path)).filter(|program| program.is_file());
@@ -33,7 +33,7 @@ fn launcher(path: &str) -> Option<PathBuf> {
             "not tested: there is no {path} in VIRTUAL_ENV. `cargo xtask test` installs it"
         );
         assert!(std::env::var_os("STORM_REQUIRE_LAUNCHERS").is_none(), "{message}");
-        // Past the test harness, which would hide it.
+        // Bypasses the test harness, which would hide it.
         let _ = writeln!(std::io::stderr(), "{message}");
     }
     program
@@ -79,8 +79,8 @@ fn ranks_change_no_bit() {
     }
 }
 
-/// Four ranks as two machines of two: each adds up a group of two lanes, and only the sums go from one to the other. The files are those
-/// of one rank, and a run goes on with another exchange.
+/// Four ranks as two machines of two. Each machine adds up a group of two lanes, and only the sums
+/// go between machines. The files are those of one rank, and a run resumes with another exchange.
 #[test]
 fn two_levels_change_no_bit() {
     let place = Place::new();
@@ -112,7 +112,8 @@ fn two_levels_change_no_bit() {
     }
 }
 
-/// `mpirun -n 2 storm probe`: a profile with the link between ranks, which plans and runs then count.
+/// `mpirun -n 2 storm probe`: the profile has the link between ranks, which plans and runs then
+/// use.
 #[test]
 fn the_link_between_ranks_is_measured_and_used() {
     let Some(mpi) = mpis().into_iter().next() else { return };
@@ -134,7 +135,7 @@ fn the_link_between_ranks_is_measured_and_used() {
     assert_eq!((&link["ranks"], &link["machines"]), (&Value::from(2), &Value::Null));
     let bandwidth = link["bandwidth"].as_f64().expect("a number");
     assert!(bandwidth > 0.0 && link["latency_seconds"].as_f64() >= Some(0.0), "{link}");
-    // A run says what it counts with. Without the profile it says that it knows of no link.
+    // A run says which link it assumes. Without the profile, it says that it knows of none.
     let dry = |more: &[&str]| {
         let flags = [&FOUR_LANES[..], &["--steps", "1", "--dry-run"], more].concat();
         let events = mpi.run(&place, 2, "a", &flags).succeeded();
@@ -145,7 +146,7 @@ fn the_link_between_ranks_is_measured_and_used() {
     assert!(linked["collective_seconds"].as_f64() > Some(0.0), "{linked}");
     assert_eq!(unknown["link"], Value::Null);
     assert_eq!(unknown["collective_seconds"].as_f64(), Some(0.0));
-    // What cannot be measured or written is refused before anything is measured, by one rank.
+    // What cannot be measured or written is refused before measuring, by one rank.
     for (flags, problem) in [
         (["--device", "cuda"], "rank 0 ended the run: "),
         (["--device=cuda", "--gpu=1"], "--gpu is for one rank"),
@@ -164,7 +165,7 @@ fn finish_command(command: &mut Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Time and memory of every rank are in metrics and report.
+/// Metrics and report have the time and memory of every rank.
 #[test]
 fn metrics_hold_every_rank() {
     let Some(mpi) = mpis().into_iter().next() else { return };
@@ -199,7 +200,7 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     let whole = losses(&place.run("whole", &with(&["--steps", "8"])).succeeded());
     let mut found = losses(&place.run("a", &with(&["--steps", "2"])).succeeded());
     for (ranks, steps) in [(2, "4"), (4, "6")] {
-        // Lanes are those of the run.
+        // The lanes are those of the run.
         let flags = ["--accumulate", "4", "--schedule", "constant", "--resume", "--steps", steps];
         found.extend(losses(&mpi.run(&place, ranks, "a", &flags).succeeded()));
     }
@@ -208,7 +209,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     assert!(place.result("a", 8) == place.result("whole", 8));
 }
 
-/// How often a test looks for processes before it says that they stay: each time takes some milliseconds.
+/// How often a test looks for processes before it reports that they remain. Each look takes some
+/// milliseconds.
 const LOOKS: usize = 2_000;
 
 /// Processes of a run, by rank.
@@ -243,14 +245,14 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
         return;
     }
     let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 100 } else { 10 };
-    // A run makes a few more steps until its rank is found and killed.
+    // A run makes a few more steps before its rank is found and killed.
     let steps = (10 * kills).to_string();
     let flags = with(&["--steps", &steps, "--save-every", "2"]);
     let whole = losses(&place.run("whole", &flags).succeeded());
     let folder = std::fs::canonicalize(place.path()).expect("a path");
     let mut found = BTreeMap::new();
     let mut random = Random(19);
-    // Until all processes of a run are gone.
+    // Times until all processes of a run are gone.
     let mut times = Vec::new();
     for kill in 0..kills {
         let resumed = [&flags[..], &["--resume"]].concat();
@@ -261,7 +263,7 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun");
         let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let (mut made, mut killed) = (0, None);
-        // Launchers print there, too, when a rank is killed.
+        // Launchers also print there when a rank is killed.
         for line in lines.map_while(Result::ok).filter(|line| line.starts_with('{')) {
             let event: Value = serde_json::from_str(&line).expect("an event");
             found.extend(losses(std::slice::from_ref(&event)));
@@ -280,7 +282,7 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
         let output = child.wait_with_output().expect("it ends");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "kill {kill} after {} steps: {errors}", found.len());
-        // No process is left. A launcher may be gone a moment before the last of them.
+        // No process may be left. A launcher may end a moment before the last of them.
         let mut left = processes(&folder);
         for _ in 0..LOOKS {
             if left.is_empty() {
@@ -294,7 +296,7 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
     }
     assert_eq!(times.len(), kills);
     times.sort_by(f64::total_cmp);
-    // Past the test harness, which would hide it.
+    // Bypasses the test harness, which would hide it.
     let _ = writeln!(
         std::io::stderr(),
         "{kills} kills of a random rank of 4: all ranks gone after {:.2} s in the median, {:.2} s at most",
@@ -328,7 +330,7 @@ fn ranks_that_do_not_fit_are_refused() {
     refused(2, &["--predict", "direction=\"last-update\""], &["predict is for runs on one rank"]);
     refused(2, &["--model", "resnet-18"], &["2 ranks train language models only"]);
     refused(2, &["--beta1", "7"], &["beta1"]);
-    // Ranks that were started with other settings.
+    // Ranks that were started with different settings.
     let mut command = mpi.command(&place, 1, "a", &FOUR_LANES);
     let other = mpi.command(&place, 1, "a", &with(&["--seed", "6"]));
     command.arg(":").args(other.get_args().skip(mpi.options.len()));
@@ -338,12 +340,12 @@ fn ranks_that_do_not_fit_are_refused() {
     assert_eq!(done.stderr.matches(problem).count(), 1, "{}", done.stderr);
 }
 
-/// Two ranks, of which the second runs in a folder of its own, as on another machine.
+/// Two ranks. The second runs in its own folder, as on another machine.
 fn apart(mpi: &Mpi, place: &Place, other: &Path, name: &str, flags: &[&str]) -> Done {
     after(mpi, place, "cd \"$0\"", other, name, flags)
 }
 
-/// Two ranks, of which the second runs after a command of the shell, which knows a folder as `$0`.
+/// Two ranks. The second runs after a shell command, which gets a folder as `$0`.
 fn after(mpi: &Mpi, place: &Place, first: &str, other: &Path, name: &str, flags: &[&str]) -> Done {
     let mut command = mpi.command(place, 1, name, flags);
     let storm = place.command(name, flags);
@@ -353,8 +355,8 @@ fn after(mpi: &Mpi, place: &Place, first: &str, other: &Path, name: &str, flags:
     finish(command)
 }
 
-/// The other ranks need the config and nothing else: no data and no folder of the run, and they make none. Each process has a
-/// `/proc/self/cwd` of its own, so the folder of the run is not the same for both.
+/// Other ranks need only the config: no data and no folder of the run, and they create none. Each
+/// process has its own `/proc/self/cwd`, so the folder of the run is not the same for both.
 #[test]
 fn other_ranks_need_neither_data_nor_the_folder_of_the_run() {
     let place = Place::new();
@@ -376,13 +378,13 @@ fn other_ranks_need_neither_data_nor_the_folder_of_the_run() {
     }
 }
 
-/// How many processes write a checkpoint.
+/// The number of processes that write a checkpoint.
 fn writers(events: &[Value]) -> u64 {
     let event = events.iter().find(|event| is(event, "checkpoints")).expect("an event");
     event["writers"].as_u64().expect("a number")
 }
 
-/// What the manifest of a checkpoint says of its files.
+/// The files in the manifest of a checkpoint.
 fn files(place: &Place, name: &str, step: u64) -> Value {
     let path = place.run_folder(name).join(format!("checkpoints/step-{step:08}/manifest.json"));
     let text = std::fs::read_to_string(path).expect("a manifest");
@@ -390,10 +392,11 @@ fn files(place: &Place, name: &str, step: u64) -> Value {
     manifest["manifest"]["files"].clone()
 }
 
-/// A model of which ranks own whole blocks of files.
+/// A model in which ranks own whole blocks of files.
 const WIDE: [&str; 4] = ["--width", "128", "--heads", "4"];
 
-/// A checkpoint that ranks write together is the one that a single process writes, and so is its hash.
+/// A checkpoint that ranks write together equals the one that a single process writes, as does its
+/// hash.
 #[test]
 fn every_rank_writes_what_it_owns_of_a_checkpoint() {
     let place = Place::new();
@@ -417,7 +420,8 @@ fn every_rank_writes_what_it_owns_of_a_checkpoint() {
     assert_eq!(files(&place, "collected", 2), files(&place, "alone", 2));
 }
 
-/// Files of the second rank may have 10 MiB, so it cannot write what it owns. The first one says so, and leaves nothing half-done.
+/// Files of the second rank are limited to 10 MiB, so it cannot write what it owns. The first rank
+/// says so, and leaves nothing half-done.
 #[test]
 fn a_rank_that_cannot_write_its_part_is_named() {
     let Some(mpi) = mpis().into_iter().next() else { return };
@@ -434,7 +438,7 @@ fn a_rank_that_cannot_write_its_part_is_named() {
     assert_eq!(left.count(), 0);
 }
 
-/// Killed ranks leave a checkpoint unfinished, and the one before it whole.
+/// Killed ranks leave a checkpoint unfinished, and the previous one complete.
 #[test]
 fn a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before() {
     let place = Place::new();
@@ -460,7 +464,8 @@ fn a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before() {
                 ranks = processes(&folder);
             }
             if is(&event, "step") && event["step"] == 4 {
-                // It waits for the first rank, which now begins to save, or for its disk. While it is stopped, saving cannot end.
+                // It waits for the first rank, which now begins to save, or for its disk. While it
+                // is stopped, saving cannot finish.
                 let process = rustix::process::Pid::from_raw(ranks[&victim]).expect("a process");
                 let signal = |signal| rustix::process::kill_process(process, signal);
                 signal(rustix::process::Signal::STOP).expect("it runs");
@@ -484,7 +489,7 @@ fn a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before() {
     assert!(mpis().is_empty() || inside > 0, "no rank was killed while it saved");
 }
 
-/// Ranks read the config of a model themselves. One that is missing or says something else there is refused.
+/// Each rank reads the config of a model. One where it is missing or differs is refused.
 #[test]
 fn a_model_that_differs_between_ranks_is_refused() {
     let Some(mpi) = mpis().into_iter().next() else { return };
@@ -517,7 +522,7 @@ fn a_model_that_differs_between_ranks_is_refused() {
     copy("model/config.json");
     copy("model/model.safetensors");
     apart(&mpi, &place, other.path(), "b", &flags).succeeded();
-    // Every shape is the same, so plans fit together.
+    // All shapes are the same, so plans match.
     let config = std::fs::read_to_string(model.join("config.json")).expect("a config");
     let mut config: Value = serde_json::from_str(&config).expect("JSON");
     config["layer_norm_epsilon"] = Value::from(1e-2);
@@ -525,7 +530,8 @@ fn a_model_that_differs_between_ranks_is_refused() {
     refused("c", 2, "model: rank 1 has another config of it than rank 0");
 }
 
-/// Slurm's ranks meet at a port. If something else has it, the first rank says which, and how to name another.
+/// Ranks under Slurm meet at a port. If it is in use, the first rank names it, and says how to
+/// choose another.
 #[test]
 fn a_port_in_use_is_named() {
     let place = Place::new();
@@ -543,7 +549,7 @@ fn a_port_in_use_is_named() {
     assert!(!place.run_folder("a").exists());
 }
 
-/// Other launchers than mpirun do not connect ranks without GPUs. Only the first rank says so.
+/// Launchers other than mpirun do not connect ranks without GPUs. Only the first rank says so.
 #[test]
 fn other_launchers_are_refused() {
     let place = Place::new();
@@ -559,8 +565,8 @@ fn other_launchers_are_refused() {
     assert!(!place.run_folder("a").exists());
 }
 
-/// Ranks of a real torchrun are connected by sockets. Without a GPU, only the first one says why the run ends, and
-/// all end alike.
+/// Ranks under a real torchrun are connected by sockets. Without a GPU, only the first one says why
+/// the run ends, and all exit alike.
 #[test]
 fn ranks_of_torchrun_are_refused_together() {
     let Some(torchrun) = launcher("bin/torchrun") else { return };
@@ -573,7 +579,7 @@ fn ranks_of_torchrun_are_refused_together() {
     command.arg(storm.get_program()).args(storm.get_args());
     let done = finish(command);
     assert_eq!(done.stderr.matches("mpirun -n 2 storm train").count(), 1, "{}", done.stderr);
-    // torchrun names the first that failed.
+    // torchrun names the first rank that failed.
     assert!(done.stderr.contains("exitcode  : 2"), "{}", done.stderr);
     assert!(!place.run_folder("a").exists());
 }

@@ -1,4 +1,4 @@
-//! Runs that end well, are stopped, go on, or cannot begin.
+//! Runs that finish, are stopped, resume, or cannot start.
 
 use crate::support::{Place, finish, is, losses};
 use std::fs;
@@ -34,10 +34,10 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
     for precision in ["f32", "bf16-master", "bf16-stochastic"] {
         let (whole, parts) = (format!("whole-{precision}"), format!("parts-{precision}"));
         let mut flags = vec!["--precision", precision, "--steps", "9", "--eval-every", "2"];
-        // A checkpoint is often being written when the signal comes.
+        // A checkpoint is often being written when the signal arrives.
         flags.extend(["--save-every", "1", "--keep-last", "9"]);
         let expected = losses(&place.run(&whole, &flags).succeeded());
-        // Stopped after some step by Ctrl-C, which ends well.
+        // Stopped after some step by Ctrl-C, which is not an error.
         let mut run = place.start(&parts, &flags);
         let mut found = Vec::new();
         while found.len() < 3 {
@@ -83,7 +83,7 @@ fn text_in_window_order_goes_on_where_it_was() {
     assert_ne!(global, expected);
 }
 
-/// Ctrl-C ends a run well, with the command that goes on with it.
+/// Ctrl-C ends a run cleanly, with the command to resume it.
 #[test]
 fn a_run_that_is_stopped_says_how_it_goes_on() {
     let place = Place::new();
@@ -126,7 +126,7 @@ fn a_second_signal_harms_no_checkpoint() {
         let script = format!("kill -INT {id}; kill -INT {id}");
         Command::new("sh").args(["-c", &script]).status().expect("a shell runs");
         let (code, events) = run.wait();
-        // It has left at once, unless it was done before the second signal came.
+        // It exited at once, unless it finished before the second signal.
         assert!(matches!(code, Some(0 | 130)), "{code:?}: {events:?}");
         let resumed = [&flags[..], &["--resume"]].concat();
         let rest = losses(&place.run(&name, &resumed).succeeded());
@@ -145,7 +145,7 @@ fn a_second_signal_harms_no_checkpoint() {
 #[test]
 fn a_trial_is_not_part_of_the_run() {
     let place = Place::new();
-    // Runs of 50 steps and more are tried first.
+    // Runs of 50 or more steps begin with a trial.
     let run = |name: &str, steps: &str| {
         let flags = ["--steps", steps, "--schedule", "constant", "--precision", "bf16-stochastic"];
         losses(&place.run(name, &flags).succeeded())
@@ -199,7 +199,7 @@ fn how_checkpoints_are_saved_is_said_and_changes_nothing() {
     let auto = saved("auto", &[]);
     assert_eq!(auto["saved"], "background");
     assert_eq!(auto["snapshot_bytes"], auto["bytes"]);
-    // Two of the newest, the best, one that is a multiple of 4, and one that is written.
+    // The two newest, the best, one that is a multiple of 4, and one that is being written.
     let bytes = auto["bytes"].as_u64().expect("a number");
     assert_eq!(auto["disk_bytes"], 5 * bytes);
     let pause = saved("pause", &["--save-mode", "pause"]);

@@ -1,4 +1,4 @@
-//! `optimizer = "sgd"`: resumed to the bit, within any memory; what does not go with it is refused.
+//! `optimizer = "sgd"`: resumed bit for bit, within any memory. Incompatible options are refused.
 
 use crate::support::{Place, losses};
 

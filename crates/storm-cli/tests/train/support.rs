@@ -149,19 +149,19 @@ impl Done {
     }
 }
 
-/// A resumed run while it is watched.
+/// A run while it is watched.
 pub(crate) struct Running {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Running {
-    /// The next event; none when the run has ended.
+    /// The next event. `None` when the run has ended.
     pub(crate) fn next(&mut self) -> Option<Value> {
         Some(parse(&self.lines.next()?.ok()?))
     }
 
-    /// Waits for its end, and says how it ended.
+    /// Waits for its end. Returns its exit code and the remaining events.
     pub(crate) fn wait(mut self) -> (Option<i32>, Vec<Value>) {
         let mut events = Vec::new();
         while let Some(event) = self.next() {
@@ -173,7 +173,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A test that fails leaves nothing behind. One that has ended cannot be killed.
+        // A failed test leaves nothing behind. A process that has ended cannot be killed.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -187,7 +187,7 @@ pub(crate) fn is(event: &Value, name: &str) -> bool {
     event["event"] == name
 }
 
-/// Bits of the losses of all steps.
+/// Losses of all steps, as printed.
 pub(crate) fn losses(events: &[Value]) -> Vec<(u64, String)> {
     let steps = events.iter().filter(|event| is(event, "step"));
     steps.map(|e| (e["step"].as_u64().expect("a step"), e["loss"].to_string())).collect()

@@ -1,11 +1,11 @@
-//! Which tokenizer a run takes for text, and data that another tokenizer made.
+//! Which tokenizer a run uses for text, and data from another tokenizer.
 
 use crate::support::{Place, finish};
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
 
-/// A tokenizer of so many numbers as words.
+/// A tokenizer with this many numbers as words.
 pub(crate) fn words(count: usize) -> Value {
     let mut vocabulary: serde_json::Map<String, Value> =
         (0..count).map(|number| (number.to_string(), json!(number + 2))).collect();
@@ -26,7 +26,7 @@ fn with_model() -> Place {
     place
 }
 
-/// What `storm` says to a line of words in the place.
+/// Runs `storm` in the place. Returns its exit code and outputs.
 fn storm(place: &Place, line: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     let output = command.current_dir(place.path()).args(line.split_whitespace()).output().unwrap();
@@ -46,7 +46,7 @@ fn vocabulary_of(place: &Place, run: &str) -> u64 {
 #[test]
 fn text_is_packed_with_the_tokenizer_of_the_model() {
     let place = with_model();
-    // Without a file, 257 tokens are bytes.
+    // Without a file, 257 tokens mean bytes.
     let (code, out, err) = storm(&place, &format!("{TRAIN} bytes"));
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("tokenizer bytes, the model's own"), "{out}");
@@ -56,7 +56,7 @@ fn text_is_packed_with_the_tokenizer_of_the_model() {
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("tokenizer model/tokenizer.json, the model's own"), "{out}");
     assert_eq!(vocabulary_of(&place, "words"), 102);
-    // It goes on with what it began with.
+    // It resumes with the tokenizer that it began with.
     let (code, _, err) =
         storm(&place, &format!("{TRAIN} words --steps 2 --resume").replace("--steps 1 ", ""));
     assert_eq!(code, Some(0), "{err}");
@@ -115,14 +115,15 @@ fn data_of_another_tokenizer_are_refused() {
             assert_eq!(code, Some(0), "{err}");
         }
     }
-    // Text, before it is packed.
+    // Text is refused before it is packed.
     let (code, _, err) = storm(&place, &format!("{TRAIN} text --tokenizer bytes"));
     assert_eq!(code, Some(2), "{err}");
     assert!(err.contains("the text is to be packed with the tokenizer of bytes"), "{err}");
     assert!(!place.run_folder("text").join("data").exists());
 }
 
-/// Without a word for what it does not know: text that is not in the vocabulary is an error, a special token is not.
+/// The tokenizer has no unknown token, so text outside its vocabulary is an error, but a special
+/// token is not.
 #[test]
 fn prompts_have_special_tokens_unless_they_are_text() {
     let place = with_model();
@@ -145,7 +146,7 @@ fn prompts_have_special_tokens_unless_they_are_text() {
     assert!(err.contains("tokenizer.json"), "{err}");
 }
 
-/// A dataset that does not say which tokenizer.json made it can be read, and says so.
+/// A dataset that does not say which tokenizer.json made it can be read, and its report says so.
 #[test]
 fn an_unknown_tokenizer_is_said() {
     let place = with_model();

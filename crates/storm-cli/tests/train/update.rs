@@ -20,7 +20,8 @@ fn clipping_before_the_norm_is_known_is_refused() {
     assert!(!place.run_folder("clipped").exists());
 }
 
-/// A gradient that is not finite cannot cancel the updates before it: the run ends and says so, and its checkpoints stay.
+/// A non-finite gradient cannot cancel the updates before it. The run ends with an error, and its
+/// checkpoints stay.
 #[test]
 fn a_step_that_is_partly_applied_is_not_saved() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Runs and checkpoints as models: whole, killed, damaged, in progress.
+//! Runs and checkpoints as models: finished, killed, damaged, in progress.
 
 use crate::support::{Place, finish, is, tree};
 use std::fs;
@@ -31,7 +31,7 @@ fn failed(output: &Output, code: i32, part: &str) {
 
 const STEPS: [&str; 6] = ["--steps", "6", "--save-every", "2", "--keep-last", "9"];
 
-/// The weights of a checkpoint are those that the run saves for others, from masters where there are some.
+/// The weights of a checkpoint are those that the run exports, from masters if there are any.
 #[test]
 fn the_newest_checkpoint_is_the_model_of_its_run() {
     let place = Place::new();
@@ -43,7 +43,7 @@ fn the_newest_checkpoint_is_the_model_of_its_run() {
         let args = format!("export runs/{name} out-{precision} --dtype {dtype}");
         let (_, said) = done(storm(&place, &args));
         assert!(said.contains("checkpoint of step 6, the newest"), "{said}");
-        // Text is written in the same precision, by the run and by what it saved.
+        // Text is generated in the same precision by the run and by its saved model.
         for (model, why) in [
             (format!("runs/{name}"), format!("the run's precision is {precision}")),
             (format!("runs/{name}/model"), format!("the model's weights are {dtype}")),
@@ -58,7 +58,7 @@ fn the_newest_checkpoint_is_the_model_of_its_run() {
         let expected = read(&format!("runs/{name}/model")).expect("weights");
         assert!(read(&format!("out-{precision}")).expect("weights") == expected, "{precision}");
     }
-    // Masters have more digits than what is computed with.
+    // Masters have more digits than the weights used for compute.
     for folder in ["run-bf16-master", "run-bf16-stochastic"] {
         done(storm(&place, &format!("export runs/{folder} {folder}-f32 --dtype f32")));
         let bytes = fs::read(place.path().join(format!("{folder}-f32/model.safetensors")));
@@ -79,7 +79,7 @@ fn a_killed_run_writes_text_and_is_not_touched() {
     while saved < 3 {
         saved += usize::from(is(&run.next().expect("more steps"), "saved"));
         if saved == 2 {
-            // While it goes on: checkpoints are made and deleted meanwhile.
+            // While it runs, checkpoints are written and deleted.
             let (text, said) =
                 done(storm(&place, "sample runs/a --prompt 12 --tokens 3 --device cpu"));
             assert!(text.starts_with("12") && said.contains("the newest"), "{text}{said}");
@@ -101,7 +101,7 @@ fn a_killed_run_writes_text_and_is_not_touched() {
     let (same, said) = done(storm(&place, &format!("sample runs/a/checkpoints/{newest} {args}")));
     assert_eq!(text, same);
     assert!(said.contains("checkpoint of step"), "{said}");
-    // From elsewhere, too.
+    // Also from another folder.
     let (same, _) = done(storm_in(&place.run_folder("a"), &format!("sample . {args}")));
     assert_eq!(text, same);
     assert!(tree(place.path()) == before, "a file was changed");
@@ -157,7 +157,7 @@ fn other_checkpoints_are_chosen_and_damaged_ones_passed_over() {
     failed(&sample(""), 4, "has no checkpoint yet");
 }
 
-/// What a plan came to, and the picture of a step, are known to the run alone.
+/// Only the run knows the results of its plan and the picture of a step.
 #[test]
 fn a_page_that_is_made_anew_keeps_its_step() {
     let place = Place::new();
@@ -187,7 +187,7 @@ fn a_page_that_is_made_anew_keeps_its_step() {
     failed(&storm(&place, "report runs/a/model"), 4, "has no metrics.jsonl");
 }
 
-/// A run that began from a directory has its config and tokenizer, also where it is called from elsewhere.
+/// A run that began from a directory has its config and tokenizer, even if called from elsewhere.
 #[test]
 fn a_run_from_a_directory_has_what_belongs_to_it() {
     let place = Place::new();
@@ -205,7 +205,7 @@ fn a_run_from_a_directory_has_what_belongs_to_it() {
     failed(&storm(&place, &format!("sample runs/b {args}")), 4, "restore the model");
 }
 
-/// A run knows which commit it began from, whatever the name means later.
+/// A run records the commit that it began from, whatever the name means later.
 #[test]
 fn a_name_on_the_hub_is_taken_from_the_cache() {
     let place = Place::new();
@@ -238,7 +238,7 @@ fn a_name_on_the_hub_is_taken_from_the_cache() {
     let config = fs::read_to_string(place.run_folder("b").join("config.toml")).expect("a config");
     assert!(config.contains(&format!("model = \"o/m@{first}\"")), "{config}");
 
-    // The name means something else from now on; the run does not.
+    // The name now means something else, but not for the run.
     let snapshots = repository.join("snapshots");
     fs::create_dir(snapshots.join(second)).expect("made");
     for entry in fs::read_dir(snapshots.join(first)).expect("a folder") {
@@ -253,14 +253,14 @@ fn a_name_on_the_hub_is_taken_from_the_cache() {
     done(hub(&format!("sample runs/b {sample}")));
     failed(&hub("sample o/other"), 4, "HF_HUB_OFFLINE");
     failed(&hub("sample runs/slip"), 4, "cannot use runs/slip");
-    // What is here comes first.
+    // Local files come first.
     fs::create_dir(place.path().join("o")).expect("made");
     fs::rename(snapshots.join(first), place.path().join("o/m")).expect("moved");
     let (same, said) = done(hub(&format!("sample o/m {sample}")));
     assert!(same == text && !said.contains("revision"), "{said}");
 }
 
-/// A base model whose head is not in its files, though its config unties it.
+/// A base model without a head in its files, though its config unties it.
 #[test]
 fn a_model_without_a_head_starts_a_fresh_one_and_writes_nothing() {
     let place = Place::new();
@@ -288,7 +288,7 @@ fn a_model_without_a_head_starts_a_fresh_one_and_writes_nothing() {
     let run = finish(place.command_of("head.toml", "tuned", &flags));
     assert!(run.stderr.contains("training starts with a fresh head"), "{}", run.stderr);
     run.succeeded();
-    // The head is random, and everything else is as it was.
+    // The head is random, and everything else is unchanged.
     let (_, _) = done(storm(&place, "sample runs/tuned/model --prompt 1 --tokens 3"));
     let after =
         fs::read(place.run_folder("tuned").join("model/model.safetensors")).expect("weights");
