@@ -1,5 +1,6 @@
-//! Once a trainer has made a step, no thread allocates in the next: not the one that gives it batches, and none of those that
-//! fetch them. A separate binary, because it counts the allocations of the whole process.
+//! After its first step, no thread of a trainer allocates in a step: neither the one that provides
+//! batches nor those that fetch them. A separate binary, because it counts the allocations of the
+//! whole process.
 
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};

@@ -1,4 +1,5 @@
-//! Image classifiers under plans: whatever is kept, offloaded or recomputed, the same bits; and saved models.
+//! Image classifiers under plans: the same bits, whatever is kept, offloaded or recomputed. Also
+//! saved models.
 
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
@@ -48,7 +49,7 @@ fn options(precision: Precision) -> TrainOptions {
     }
 }
 
-/// Pictures that are brighter in one place, which is their class.
+/// Pictures that are brighter in one place, which determines their class.
 fn micro_batch(random: &mut Random) -> NamedInputs {
     let mut images = vec![0u8; BATCH * SIDE * SIDE * 3];
     let (mut targets, mut samples) = (Vec::new(), Vec::new());
@@ -155,7 +156,7 @@ fn random_plans_of_image_classifiers_are_exact() {
     assert!(on_disk > 3, "{on_disk} plans with momentum on disk");
 }
 
-/// What is saved is read back to the bit, with PyTorch's shapes, and gives finite logits.
+/// A saved model is read back to the bit, with PyTorch's shapes, and gives finite logits.
 #[test]
 fn a_saved_classifier_is_the_same() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Every damaged byte is found, and the checkpoint before is taken.
+//! Every damaged byte is found, and the previous checkpoint is used.
 
 use crate::support::{save, train, trainer};
 use std::fs;
@@ -7,7 +7,7 @@ use storm_plan::UpdateTime;
 use storm_train::{CheckpointError, Checkpoints, Disk, Precision, StateTensor, TrainingState};
 use tempfile::TempDir;
 
-/// Two checkpoints, and the tensors that they are of.
+/// Two checkpoints, and the tensors in them.
 struct Saved {
     folder: TempDir,
     checkpoints: Checkpoints,
@@ -34,7 +34,7 @@ impl Saved {
             .into()
     }
 
-    /// The newest is skipped, and the one before it is taken.
+    /// The newest is skipped, and the previous one is used.
     #[track_caller]
     fn falls_back(&self, what: &str) {
         let mut skipped = Vec::new();
@@ -105,7 +105,7 @@ fn special_files_are_passed_over_at_once() {
         }
         done.send(()).expect("the test waits");
     });
-    // It takes a moment, or for ever.
+    // It takes a moment, or hangs.
     is_done.recv_timeout(std::time::Duration::from_secs(60)).expect("it does not hang");
 }
 
@@ -114,7 +114,7 @@ fn garbage_is_found() {
     let saved = Saved::new();
     for path in saved.files() {
         let whole = fs::read(&path).expect("a file");
-        // The manifest is small: every byte of it.
+        // The manifest is small, so every byte is tried.
         let stride = if whole.len() < 4096 { 1 } else { 256 };
         for at in (0..whole.len()).step_by(stride) {
             let mut damaged = whole.clone();

@@ -1,4 +1,4 @@
-//! A resumed run from a checkpoint is the run that never stopped.
+//! A run resumed from a checkpoint equals one that never stopped.
 
 use crate::support::{
     CpuTrainer, int8_trainer, progress, save, sgd_trainer, state, tiny, train, trainer, trainer_of,
@@ -43,7 +43,7 @@ fn saving_changes_nothing(case: &str, trainer: impl Fn() -> CpuTrainer) {
     let mut found = train(&mut first, 0..4);
     save(&checkpoints, &mut first, 4).expect("a checkpoint");
     let mut second = trainer();
-    // State of its own, which must not show.
+    // It has its own state, which must not show.
     train(&mut second, 9..11);
     let tensors = TrainingState::tensors(&second);
     let verified = checkpoints
@@ -61,7 +61,7 @@ fn saving_changes_nothing(case: &str, trainer: impl Fn() -> CpuTrainer) {
     assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
 }
 
-/// What is dropped belongs to a step, also where its gradients are applied in the next one.
+/// Dropout belongs to a step, even if its gradients are applied in the next one.
 #[test]
 fn a_resumed_run_drops_what_it_would_have_dropped() {
     for update in UPDATES {
@@ -104,7 +104,7 @@ fn a_snapshot_is_the_state_of_its_step_whatever_comes_after() {
             let progress = progress(step, &going);
             saver.save(&mut going, &progress, keep).expect("a snapshot");
         }
-        // The last one may still be written while this goes on.
+        // The last one may still be written meanwhile.
         assert_eq!(train(&mut going, 3..6), train(&mut whole, 3..6), "{case}");
         saver.wait().expect("a checkpoint");
         assert_eq!(state(&mut going), state(&mut whole), "{case}");
@@ -208,6 +208,6 @@ fn what_is_unfinished_is_no_checkpoint_and_is_deleted() {
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
         .collect();
     names.sort();
-    // What is not ours stays.
+    // Foreign files stay.
     assert_eq!(names, ["notes.partial", "step-00000010", "step-00000030"]);
 }

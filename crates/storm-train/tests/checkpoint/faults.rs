@@ -1,4 +1,4 @@
-//! A disk that fails at any moment of a save: a typed error, and the checkpoint before stays.
+//! A disk that fails at any moment of a save: a typed error, and the previous checkpoint stays.
 
 use crate::support::{CpuTrainer, progress, save, train, trainer};
 use std::fs::File;
@@ -13,7 +13,7 @@ use storm_train::{
 };
 use tempfile::TempDir;
 
-/// Lets so many operations pass, and none after them.
+/// Lets this many operations succeed, and none after them.
 #[derive(Clone)]
 struct FailingDisk {
     left: Arc<AtomicUsize>,
@@ -36,7 +36,7 @@ struct FailingFile {
 impl Write for FailingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.disk.pass().is_err() {
-            // A full disk takes what it can.
+            // A full disk writes what it can.
             self.file.write_all(&bytes[..bytes.len() / 2])?;
             return Err(self.disk.error.into());
         }
@@ -116,9 +116,9 @@ fn check(way: fn(&mut CpuTrainer, Checkpoints<FailingDisk>) -> Result<PathBuf, T
                 }
                 Err(other) => panic!("after {operations} operations: {other}"),
             }
-            // The rename may have come through; what follows it may not have.
+            // The rename may have succeeded, and what follows it may have failed.
             assert!([1, 2].contains(&newest.progress().step));
-            // The next run goes on as if nothing had happened.
+            // The next run continues as if nothing had happened.
             sound.remove_unfinished().expect("a clean folder");
             save(&sound, &mut trainer, 2).expect("a checkpoint");
             operations += 1;
@@ -142,7 +142,7 @@ fn a_disk_that_fails_in_the_background_leaves_the_checkpoint_before() {
         assert!(matches!(saver.save(trainer, &progress, keep)?, Begun::Writing));
         assert_eq!(saver.writing(), Some(2));
         let saved = saver.wait();
-        // It is told once, and the snapshot is there for the next.
+        // The error is reported once, and the snapshot is available for the next save.
         assert!(saver.wait().expect("told before").is_none());
         assert_eq!(saver.writing(), None);
         Ok(saved?.expect("it was being written").path)

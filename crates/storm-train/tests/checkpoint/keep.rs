@@ -1,4 +1,4 @@
-//! Checkpoints that cannot be used are not what others are deleted for.
+//! Checkpoints are not deleted in favor of ones that cannot be used.
 
 use crate::support::{CpuTrainer, progress, save, trainer};
 use std::fs;
@@ -10,7 +10,7 @@ fn keep(last: usize) -> Keep {
     Keep { retention: Retention { last, every: None }, best: None }
 }
 
-/// As a process that has just started sees them: nothing is known of what is on the disk.
+/// As a new process sees them: nothing is known of what is on the disk.
 fn open(folder: &TempDir) -> Checkpoints {
     Checkpoints::open(folder.path(), Disk).expect("a folder")
 }
@@ -24,7 +24,7 @@ fn with_checkpoints(trainer: &mut CpuTrainer, steps: &[u64]) -> TempDir {
     folder
 }
 
-/// Changes a bit of a checkpoint.
+/// Flips a bit of a checkpoint.
 fn damage(folder: &TempDir, step: u64) {
     let path = open(folder).path(step).join("optimizer.safetensors");
     let mut bytes = fs::read(&path).expect("a file");
@@ -85,7 +85,7 @@ fn what_lost_a_file_since_it_was_saved_does_not_count() {
         fs::remove_file(checkpoints.path(30).join(lost)).expect("a file");
         checkpoints.keep(keep(1), &tensors).expect("a folder");
         assert_eq!(checkpoints.steps().expect("a folder"), [20, 30], "{lost}");
-        // Saved again, it does.
+        // Saved again, it counts.
         save(&checkpoints, &mut trainer, 30).expect("a checkpoint");
         checkpoints.keep(keep(1), &tensors).expect("a folder");
         assert_eq!(checkpoints.steps().expect("a folder"), [30], "{lost}");

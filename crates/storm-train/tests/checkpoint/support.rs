@@ -1,4 +1,4 @@
-//! A tiny model under a plan, and what is saved of it.
+//! A tiny model under a plan, and its saved state.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -25,7 +25,7 @@ fn request(trial: Option<TrialOptions>) -> LaunchRequest {
     }
 }
 
-/// Copies take so many times as long as the profile says.
+/// Copies take `times` times as long as the profile says.
 fn slow_copies(times: f64) -> HardwareProfile {
     let mut profile = request(None).profile;
     for link in &mut profile.links {
@@ -42,7 +42,7 @@ struct Outcome {
     site: Site,
 }
 
-/// Planned, to be tried.
+/// Planned, with a trial to come.
 fn launch() -> Launch {
     static LAUNCH: LazyLock<Launch> =
         LazyLock::new(|| Launch::new(request(TRIAL)).expect("a plan"));
@@ -108,7 +108,7 @@ fn everything_slower_by_the_same_keeps_the_plan() {
     let correction = launched.correction.expect("nothing is as thought");
     let kept = launch.plan().planned.decisions == before.plan().planned.decisions;
     assert_eq!(correction.outcome == Replanned::Other, !kept, "{correction:?}");
-    // What is predicted now is what was measured.
+    // The new prediction is what was measured.
     let off = correction.corrected_seconds / correction.measured_seconds - 1.0;
     assert!(off.abs() < 0.02, "{correction:?}");
 }
@@ -117,7 +117,7 @@ fn everything_slower_by_the_same_keeps_the_plan() {
 fn a_second_plan_that_is_slower_is_not_taken() {
     let before = launch();
     let first = before.plan().planned.plan.bytes;
-    // Any other plan meets something that no profile knows of.
+    // Any other plan is slower for a reason that no profile knows of.
     let factor = move |plan: &CheckedPlan| if plan.bytes == first { 1.0 } else { 20.0 };
     let Outcome { launch, launched, site } = start(launch(), slow_copies(8.0), factor);
     let correction = launched.correction.expect("copies are not as thought");
@@ -125,7 +125,7 @@ fn a_second_plan_that_is_slower_is_not_taken() {
     assert_eq!(launch.plan().planned.decisions, before.plan().planned.decisions);
     assert_eq!(site.committed.len(), 3);
     assert_eq!(site.committed.first(), site.committed.last());
-    // It is predicted by the corrected profile, not by the one that was wrong.
+    // It is predicted by the corrected profile, not by the wrong one.
     let off = correction.corrected_seconds / correction.measured_seconds - 1.0;
     assert!(off.abs() < 0.1, "{correction:?}");
 }

@@ -1,4 +1,4 @@
-//! Launches on a device whose clock is virtual: it differs from its profile as a test wants it to.
+//! Launches on a device with a virtual clock, which differs from its profile as a test needs.
 
 mod corrected;
 mod splits;

@@ -1,4 +1,4 @@
-//! Sizes of micro-batches: which are tried, and which is taken.
+//! Sizes of micro-batches: which are tried, and which is chosen.
 
 use crate::virtual_device::{Site, Truth, VirtualDevice};
 use std::rc::Rc;
@@ -55,7 +55,7 @@ struct Outcome {
     site: Site,
 }
 
-/// Planned with the tokens of a step given, to be tried with up to three sizes.
+/// Planned for the given tokens of a step, to be tried with up to three sizes.
 fn launch() -> Launch {
     static LAUNCH: LazyLock<Launch> =
         LazyLock::new(|| Launch::new(request(TOKENS, 3)).expect("a plan"));
@@ -72,7 +72,7 @@ fn start(mut launch: Launch, truth: impl FnOnce(usize) -> Truth) -> Outcome {
     Outcome { predicted, launch, launched, site }
 }
 
-/// What no profile knows of makes steps with micro-batches of some sizes slower.
+/// Steps with micro-batches of some sizes are slower, for a reason that no profile knows of.
 fn slow(is_slow: impl Fn(usize) -> bool + 'static) -> Truth {
     let factor = move |plan: &CheckedPlan| if is_slow(batch(plan)) { 1.5 } else { 1.0 };
     Truth::new(h200(), factor)
@@ -91,7 +91,7 @@ fn the_size_that_is_fastest_on_the_device_is_taken() {
     for split in splits {
         assert_eq!(split.batch * split.accumulate, SEQUENCES);
     }
-    // The one that is taken is as predicted: nothing is corrected.
+    // The chosen one is as predicted, so nothing is corrected.
     assert_eq!(launched.correction, None);
 }
 
@@ -114,7 +114,7 @@ fn others_are_tried_only_if_asked_for() {
         start(Launch::new(request(TOKENS, 1)).expect("a plan"), truth);
     assert_eq!((launch.plan().batch, launched.splits.len()), (predicted, 1));
     assert!(launched.correction.is_some(), "the plan itself is tried all the same");
-    // A size that was given stays, too: of a resumed run, for one.
+    // A given size stays, too, such as that of a resumed run.
     let given = request(StepSize::MicroBatches(SEQUENCES / 4), 3);
     let Outcome { launch, launched, .. } = start(Launch::new(given).expect("a plan"), truth);
     assert_eq!((launch.plan().batch, launched.splits.len()), (4, 1));
@@ -131,7 +131,7 @@ fn a_size_without_memory_is_passed_over() {
     assert!(!site.not_tried.is_empty() && !site.not_tried.contains(&predicted));
 }
 
-/// Few rows leave multiprocessors idle, have more starts of kernels and shorter sums.
+/// Few rows leave multiprocessors idle, and mean more kernel launches and shorter sums.
 #[test]
 fn micro_batches_of_few_rows_are_priced() {
     let seconds = |batch: usize, multiprocessors: Option<u32>| {
@@ -144,7 +144,7 @@ fn micro_batches_of_few_rows_are_priced() {
     let [one, four, sixteen] = [1, 4, 16].map(|batch| seconds(batch, known));
     assert!(one > 1.15 * four, "{one} and {four}");
     assert!(four < 1.1 * sixteen, "{four} and {sixteen}");
-    // Sixteen sequences are many rows: what was measured for them holds either way.
+    // Sixteen sequences are many rows, so what was measured for them holds either way.
     let [one, sixteen_unpriced] = [1, 16].map(|batch| seconds(batch, None));
     assert!((sixteen / sixteen_unpriced - 1.0).abs() < 0.03, "{sixteen} and {sixteen_unpriced}");
     assert!(one < 1.1 * sixteen_unpriced, "{one} and {sixteen_unpriced}");

@@ -1,4 +1,4 @@
-//! A device that takes as long as a test says.
+//! A device whose steps take as long as a test says.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
 use storm_train::{AnyBatch, Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
 
-/// What a step takes, whatever a plan was made with.
+/// The real time of a step, whatever profile a plan was made with.
 #[derive(Clone)]
 pub(crate) struct Truth {
     /// Whether there is no memory for a plan.
     pub(crate) refuses: Rc<dyn Fn(&CheckedPlan) -> bool>,
     pub(crate) profile: HardwareProfile,
-    /// How many times as long everything of a plan takes.
+    /// Factor by which everything in a plan is slower.
     pub(crate) factor: Rc<dyn Fn(&CheckedPlan) -> f64>,
 }
 
@@ -115,7 +115,7 @@ impl PlanDevice for VirtualDevice {
     }
 }
 
-/// A launch on such a device, and what was said of it.
+/// A launch on such a device, and what it reported.
 pub(crate) struct Site {
     pub(crate) truth: Truth,
     pub(crate) sequence: usize,

@@ -1,4 +1,5 @@
-//! Products with the sums of AMX: every plan gives the bits of everything resident, on the processor's tiles and emulated.
+//! Products summed as by AMX: every plan gives the bits of everything resident, on the processor's
+//! tiles and emulated.
 
 use crate::exactness::reference;
 use crate::random_plans::Case;
@@ -29,7 +30,7 @@ fn random_plans_are_exact_with_the_sums_of_amx() {
                 device.threads = Some(1 + seed as usize % 3);
             });
         }
-        // They are other sums.
+        // These sums differ from the usual ones.
         assert_ne!(
             resident(&config, &options, 1),
             resident_with(&config, &options, 1, Bf16Products::Amx),
@@ -38,7 +39,7 @@ fn random_plans_are_exact_with_the_sums_of_amx() {
     }
 }
 
-/// Nothing of them is left in f32.
+/// They do not affect f32.
 #[test]
 fn f32_has_the_bits_it_always_has() {
     let (config, options) = (tiny("gpt2"), options(Precision::F32));

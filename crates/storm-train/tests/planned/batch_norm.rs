@@ -1,5 +1,5 @@
-//! Batch norm under plans: the statistics of a batch are recomputed, offloaded or kept with the same bits, running
-//! statistics change once per micro-batch, and evaluations use them and change none.
+//! Batch norm under plans. Batch statistics are recomputed, offloaded or kept with the same bits.
+//! Running statistics change once per micro-batch. Evaluations use them and do not change them.
 
 use crate::support::{Random, options, tiny};
 use half::bf16;
@@ -97,7 +97,7 @@ fn step(options: &TrainOptions, micro_batches: usize, step: u64) -> Vec<NamedInp
     (0..micro_batches).map(|_| micro_batch(options, &mut random)).collect()
 }
 
-/// Every tensor that lasts, as bits.
+/// Every lasting tensor, as bits.
 fn tensors(names: &[String], read: impl FnMut(&str) -> Vec<f32>) -> Vec<Vec<u32>> {
     let values = names.iter().map(String::as_str).map(read);
     values.map(|values| values.iter().map(|x| x.to_bits()).collect()).collect()
@@ -198,8 +198,8 @@ fn random_plans_with_batch_norm_are_exact() {
     }
 }
 
-/// Running statistics are the moving average of each micro-batch's own, the variance without bias; computed here from the
-/// features, which nothing changes.
+/// Running statistics are the moving average of each micro-batch's own, with the unbiased variance.
+/// They are computed here from the features, which nothing changes.
 #[test]
 fn running_statistics_change_once_per_micro_batch() {
     let (config, options) = (tiny("mistral-7b"), options(Precision::F32));
@@ -212,7 +212,7 @@ fn running_statistics_change_once_per_micro_batch() {
         names.iter().map(|name| (name.clone(), reference.read(name).unwrap())).collect();
     let weight = reference.read("first.weight").unwrap(); // (WIDTH, FEATURES)
     let (mut mean, mut variance) = ([0.0f64; WIDTH], [1.0f64; WIDTH]);
-    // One step only: the second has another weight.
+    // One step only, because the second has another weight.
     let mut random = Random(1);
     for _ in 0..micro_batches {
         let features: Vec<f64> =
@@ -244,7 +244,7 @@ fn running_statistics_change_once_per_micro_batch() {
                 assert!((f64::from(*found) - wanted).abs() < 1e-5, "{name}: {found}, not {wanted}");
             }
         }
-        // What an evaluation sees depends on the statistics, what a step computes does not.
+        // An evaluation depends on the statistics. A step does not.
         let evaluated = trainer.evaluate(&batches).unwrap().loss;
         trainer.write("first.norm.running_mean", &[0.7; WIDTH]).unwrap();
         let moved = trainer.evaluate(&batches).unwrap().loss;

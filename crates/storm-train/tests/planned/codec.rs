@@ -1,5 +1,5 @@
-//! Activations that wait in 8 bits: every plan gives the same bits, the forward pass gives those of a run without, and training
-//! goes as it goes without.
+//! Activations in 8 bits: every plan gives the same bits, the forward pass gives those of a run
+//! without, and losses are close.
 
 use crate::exactness::{random_plans_of_options_are_exact, reference};
 use crate::lora::{adapted, patterned};
@@ -30,7 +30,7 @@ fn random_plans_are_exact_with_a_codec() {
     random_plans_are_exact("mistral-7b", &wide, 16);
 }
 
-/// Every activation that a gated unit may have.
+/// Every activation function of gated units.
 #[test]
 fn random_plans_of_other_activations_are_exact() {
     for activation in
@@ -41,7 +41,7 @@ fn random_plans_of_other_activations_are_exact() {
     }
 }
 
-/// Adapters beside a frozen base, as it computes and in 8 bits.
+/// Adapters on a frozen base, in the compute precision and in 8 bits.
 #[test]
 fn random_plans_of_adapters_are_exact_with_a_codec() {
     let all = adapted("qwen3-0.6b", LoraOptions::new(3, 6.0));
@@ -53,7 +53,7 @@ fn random_plans_of_adapters_are_exact_with_a_codec() {
     }
 }
 
-/// What the planner itself chooses, from the smallest budget that works to one that holds everything.
+/// The planner's choice, from the smallest budget that works to one that holds everything.
 #[test]
 fn the_planners_choice_is_exact_with_a_codec() {
     let profile = reference();
@@ -72,7 +72,7 @@ fn the_planners_choice_is_exact_with_a_codec() {
     }
 }
 
-/// Half of the memory: neither the operand of a gated unit nor what it made is saved, only the code.
+/// Half of the memory: only the code is saved, neither the operand of a gated unit nor its output.
 #[test]
 fn less_is_saved() {
     let config = ModelConfig { intermediate_size: 512, ..tiny("llama-3.2-1b") };
@@ -93,7 +93,8 @@ fn less_is_saved() {
     assert_eq!(size(&coded, "mlp.swiglu.code"), Some(rows * 2 * (512 + 16)));
 }
 
-/// Where the projection behind a unit is frozen and has no adapter, no backward node reads the unit's output: it is not recomputed.
+/// If the projection after a unit is frozen and has no adapter, no backward node reads the unit's
+/// output, so it is not recomputed.
 #[test]
 fn outputs_are_made_again_only_where_they_are_read() {
     for (targets, expected) in [("q_proj", UnitOutput::Skip), ("down_proj", UnitOutput::Compute)] {
@@ -112,7 +113,7 @@ fn outputs_are_made_again_only_where_they_are_read() {
     }
 }
 
-/// Models without gated units have nothing to store.
+/// Models without gated units have nothing to compress.
 #[test]
 fn a_model_without_gated_units_is_refused() {
     let error = training_task(tiny("gpt2"), &coded(Precision::F32), 1).expect_err("no units");
@@ -120,7 +121,7 @@ fn a_model_without_gated_units_is_refused() {
     assert!(error.contains("no gated unit"), "{error}");
 }
 
-/// Text of a language that can be learned: each token says which few may follow it.
+/// Text of a learnable language: each token determines which few may follow it.
 fn sentences(random: &mut Random, vocabulary: usize) -> Batch {
     let rows = BATCH * SEQUENCE;
     let (mut tokens, mut targets, mut token) = (Vec::new(), Vec::new(), random.below(vocabulary));
@@ -132,7 +133,8 @@ fn sentences(random: &mut Random, vocabulary: usize) -> Batch {
     Batch::new(tokens, targets, SEQUENCE)
 }
 
-/// The first loss is the same to the bit, gradients are close, and after training the loss is within 0.3 %.
+/// The first loss is the same to the bit, gradients are close, and after training the loss is
+/// within 0.3 %.
 #[test]
 fn losses_are_those_of_training_without_a_codec() {
     let config = ModelConfig { intermediate_size: WIDE, ..tiny("llama-3.2-1b") };
@@ -169,7 +171,7 @@ fn losses_are_those_of_training_without_a_codec() {
     assert!(mean.abs() < 0.003, "{gaps:?}");
 }
 
-/// A plan that keeps, one that offloads and one that recomputes all codes give the same bits as each other.
+/// Plans that keep, offload, and recompute all codes give the same bits.
 #[test]
 fn kept_offloaded_and_recomputed_codes_are_the_same() {
     let config = ModelConfig { intermediate_size: WIDE, ..tiny("qwen2.5-0.5b") };

@@ -1,4 +1,5 @@
-//! Optimizer state on disk: whatever is there, every bit is that of everything resident, or the run ends with an error.
+//! Optimizer state on disk: every bit is that of everything resident, or the run ends with an
+//! error.
 
 use crate::exactness::reference;
 use crate::lora::{adapted, patterned};
@@ -49,13 +50,13 @@ impl Folder {
         Arc::new(ScratchFolder::open(&self.0).expect("nobody else uses it"))
     }
 
-    /// For a device of a thread.
+    /// Options of a device with one thread.
     fn device(&self, scratch: ScratchOptions) -> CpuPlanOptions {
         let disk = Some(DiskOptions { folder: self.open(), scratch });
         CpuPlanOptions { threads: Some(1), disk, ..CpuPlanOptions::default() }
     }
 
-    /// What is left in it.
+    /// Names of the files left in it.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).expect("it is there");
         entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
@@ -68,7 +69,7 @@ impl Drop for Folder {
     }
 }
 
-/// Bytes of lasting tensors that are on disk.
+/// Bytes of lasting tensors on disk.
 fn bytes_on_disk(plan: &Plan) -> usize {
     let parts = plan.lasting.iter().flat_map(|lasting| {
         lasting.parts.iter().map(|&(piece, place)| (lasting.pieces[piece as usize], place))
@@ -77,7 +78,7 @@ fn bytes_on_disk(plan: &Plan) -> usize {
     on_disk.map(|(value, _)| plan.value(value).size_bytes).sum()
 }
 
-/// More with `STORM_LONG_TESTS=1`.
+/// Ten times as many with `STORM_LONG_TESTS=1`.
 fn count(short: u64) -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 10 * short } else { short }
 }
@@ -91,7 +92,7 @@ struct Seen {
     staged: usize,
     /// Plans whose updates are in the backward pass.
     in_backward: usize,
-    /// Plans with frozen weights there.
+    /// Plans with frozen weights on disk.
     frozen: usize,
 }
 
@@ -111,7 +112,8 @@ impl Seen {
     }
 }
 
-/// Random plans with random delays; every sixth on a real disk, by every way to it in turn.
+/// Random plans with random delays. Every sixth uses a real disk, with each way to access it in
+/// turn.
 fn compare(
     scratch: &Arc<ScratchFolder>,
     case: &Case<'_>,
@@ -159,7 +161,7 @@ fn random_plans_are_exact(name: &str) {
     assert_eq!(folder.names(), Vec::<String>::new());
 }
 
-/// Both moments, whole and in 8 bits, with updates in the backward pass.
+/// Both moments, in full and in 8 bits, with updates in the backward pass.
 #[test]
 fn updates_in_the_backward_pass() {
     let folder = Folder::new("in-backward");
@@ -181,7 +183,7 @@ fn updates_in_the_backward_pass() {
     }
 }
 
-/// Frozen weights beside adapters, as they are and in 8 bits.
+/// Frozen weights of models with adapters, in full and in 8 bits.
 #[test]
 fn frozen_weights() {
     let folder = Folder::new("frozen");
@@ -249,7 +251,7 @@ fn wide() -> Budget {
     Budget::of_each(1 << 40)
 }
 
-/// A model large enough that its state does not fit into what plans need anyway.
+/// A model large enough that its state does not fit into the memory that plans need anyway.
 fn eight_layers() -> ModelConfig {
     let mut config = tiny("llama-3.2-1b");
     (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
@@ -268,12 +270,12 @@ impl Planning {
         Planning { task, profile, forced, device, host, last: 0 }
     }
 
-    /// So much of the host memory that a plan without a disk takes.
+    /// This percentage of the host memory that a plan without a disk takes.
     fn budget(&self, percent: u64) -> Budget {
         Budget::new(self.device, self.host * percent / 100)
     }
 
-    /// A plan with less host memory than the one before, which has more on disk.
+    /// A plan with less host memory than the previous one, and more on disk.
     fn within(&mut self, percent: u64) -> Planned {
         let budget = self.budget(percent);
         let without = plan(&self.task, &self.profile, budget, &self.forced);
@@ -288,7 +290,7 @@ impl Planning {
         found
     }
 
-    /// The plan that has this on disk, with enough of everything.
+    /// The plan with this on disk, given enough of everything.
     fn with_on_disk(&self, on_disk: OnDisk) -> Planned {
         let forced = Forced { on_disk: Some(on_disk), ..self.forced.clone() };
         plan(&self.task, &self.profile, wide(), &forced).expect("enough of everything")
@@ -299,7 +301,7 @@ fn is_on_disk(lasting: &Lasting) -> bool {
     lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK)
 }
 
-/// The planner uses the disk only if host memory does not suffice, and as little as possible.
+/// The planner uses the disk only if host memory is too small, and as little as possible.
 #[test]
 fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
     let streamed = Forced {
@@ -338,7 +340,8 @@ fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
     assert!(error.contains("no disk was given"), "{error}");
 }
 
-/// Frozen weights go to disk if host memory does not hold them; what learns stays off it, so that nothing is written.
+/// Frozen weights go to disk if host memory cannot hold them. What learns stays off it, so nothing
+/// is written.
 #[test]
 fn the_planner_puts_frozen_weights_on_disk() {
     let base = eight_layers();
@@ -364,7 +367,7 @@ fn the_planner_puts_frozen_weights_on_disk() {
     }
 }
 
-/// Everything that a disk may do wrong ends in an error that says so, or changes nothing.
+/// Every disk fault ends in an error that names it, or changes nothing.
 #[test]
 fn a_disk_that_goes_wrong() {
     let (config, options) = (tiny("qwen2.5-0.5b"), options(Precision::Bf16Stochastic));
@@ -395,7 +398,7 @@ fn a_disk_that_goes_wrong() {
         let budget = plan.bytes;
         let plan = check(plan, budget).expect("a sound plan");
         let device = folder.device(ScratchOptions { way, fault: Some(fault) });
-        // A short transfer is continued; a read that arrives damaged is repeated.
+        // A short transfer is continued. A damaged read is repeated.
         if kind == Short || (kind == Damage && access == Read && every > 1) {
             assert_eq!(planned_on(&config, &options, plan, device), expected, "{case}");
             continue;
@@ -442,6 +445,6 @@ fn a_disk_without_room_says_what_is_needed() {
     let DeviceError::Memory(refused) = &error else { panic!("{error}") };
     assert_eq!((refused.tier, refused.wanted_bytes), (Tier::DISK, 1 << 58));
     assert!(error.to_string().contains("of disk memory are needed"), "{error}");
-    // The lock went with the options.
+    // The lock was released with the options.
     assert_eq!(folder.names(), Vec::<String>::new());
 }

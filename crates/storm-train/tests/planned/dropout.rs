@@ -1,4 +1,4 @@
-//! Dropout of adapters: part of what a step computes, and of nothing else.
+//! Dropout of adapters affects steps, and nothing else.
 
 use crate::exactness::random_plans_of_config_are_exact;
 use crate::lora::{adapted, patterned};
@@ -50,7 +50,7 @@ fn only_adapters_that_learn_drop_anything() {
     assert_eq!(dropouts(&build(&config, &frozen).expect("a program")), 0);
 }
 
-/// Layers that share a template, in several stages, draw masks of their own.
+/// Layers that share a template, in several stages, draw their own masks.
 #[test]
 fn no_two_layers_share_a_mask() {
     let mut base = tiny("qwen3-0.6b");
@@ -78,7 +78,7 @@ fn no_two_layers_share_a_mask() {
     assert_eq!(masks.len(), 4 * config.layer_count, "{masks:?}");
 }
 
-/// The same rows twice in a step are dropped from in two ways; those of another step in a third.
+/// The same rows twice in a step get two masks. In another step they get a third.
 #[test]
 fn no_two_micro_batches_share_a_mask() {
     let config = dropping("mistral-7b");
@@ -86,7 +86,7 @@ fn no_two_micro_batches_share_a_mask() {
         ReferenceTrainer::new(&config, options(Precision::F32)).expect("a valid model");
     let one = batches(&config, 1, 0);
     let two = [one[0].clone(), one[0].clone()];
-    // B is not zero afterwards, so that masks show.
+    // B is not zero afterwards, so that masks have an effect.
     trainer.step(&one, 0.05).expect("a step");
     let once = trainer.accumulate(&one).expect("a loss").loss;
     let again = trainer.accumulate(&one).expect("a loss").loss;
@@ -108,7 +108,7 @@ fn planned(config: &ModelConfig) -> Trainer<CpuPlanDevice> {
     Trainer::new(config, options, planned.plan.into(), device).expect("a trainer")
 }
 
-/// An evaluation between steps computes what the model without dropout does.
+/// An evaluation between steps computes the same as the model without dropout.
 #[test]
 fn evaluations_drop_nothing() {
     let dropping = dropping("qwen2.5-0.5b");
@@ -129,7 +129,7 @@ fn evaluations_drop_nothing() {
     assert_ne!(dropped.to_bits(), plain.to_bits(), "a step drops something");
 }
 
-/// The gradient is that of the loss with the mask as it was drawn: by finite differences.
+/// The gradient is that of the loss with the drawn mask, by finite differences.
 #[test]
 fn the_gradient_is_of_the_masked_loss() {
     let config = dropping("mistral-7b");

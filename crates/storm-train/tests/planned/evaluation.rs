@@ -1,5 +1,5 @@
-//! Forward-only plans: the loss of a model has the same bits, whatever is decided and however little memory
-//! there is.
+//! Forward-only plans: the loss of a model has the same bits, whatever the decisions and however
+//! little memory.
 
 use crate::support::{BATCH, SEQUENCE, batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
@@ -16,7 +16,7 @@ use storm_train::{
 const MICRO_BATCHES: usize = 4;
 const PLANS: u64 = 40;
 
-/// A saved model and what its loss is.
+/// A saved model and its loss.
 struct Case {
     config: ModelConfig,
     build: BuildOptions,
@@ -86,7 +86,8 @@ fn random_forward_only_plans_are_exact() {
     }
 }
 
-/// The planner's own plans take less than a training step needs at least, down to a part of the weights.
+/// The planner's own plans take less than the minimum of a training step, down to a part of the
+/// weights.
 #[test]
 fn a_model_larger_than_the_budget_is_evaluated() {
     let case = Case::new("mistral-7b", Precision::F32);
@@ -112,7 +113,7 @@ fn a_model_larger_than_the_budget_is_evaluated() {
     }
 }
 
-/// Fewer batches than go together are filled up with one that does not count.
+/// An incomplete group is padded with a batch that does not count.
 #[test]
 fn any_number_of_batches_is_evaluated() {
     let (config, options) = (tiny("llama-3.2-1b"), options(Precision::F32));

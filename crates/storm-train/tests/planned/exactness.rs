@@ -1,4 +1,4 @@
-//! Random plans with random delays, against everything resident.
+//! Random plans with random delays, compared with everything resident.
 
 use crate::random_plans::Case;
 use crate::support::{batches, options, planned, resident, tiny};
@@ -16,7 +16,7 @@ pub(crate) fn reference() -> HardwareProfile {
     HardwareProfile::builtin("reference").expect("built in")
 }
 
-/// Plans per family; more with `STORM_LONG_TESTS=1`.
+/// Plans per family. More with `STORM_LONG_TESTS=1`.
 fn plan_count() -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 2000 } else { 200 }
 }
@@ -38,7 +38,7 @@ pub(crate) fn random_plans_of_options_are_exact(
     let profile = reference();
     let int8 = match config.adapters {
         None => Moments::Int8,
-        // Adapters are f32, which has no moments in 8 bits.
+        // Adapters are f32, which has no 8-bit moments.
         Some(_) => Moments::Full,
     };
     for (part, (precision, moments, micro_batches)) in [
@@ -86,7 +86,7 @@ fn qwen3() {
     random_plans_are_exact("qwen3-0.6b");
 }
 
-/// Matrices that are updated in several pieces, of whole groups each.
+/// Matrices updated in several pieces, each of whole groups.
 #[test]
 fn moments_in_8_bits_in_pieces() {
     let mut config = tiny("llama-3.2-1b");
@@ -109,7 +109,7 @@ fn moments_in_8_bits_in_pieces() {
     assert!(cut >= 3, "{cut} plans have moments in several pieces");
 }
 
-/// Updates in the backward pass, beside those at other times, with tied and untied heads.
+/// Updates in the backward pass and at other times, with tied and untied heads.
 #[test]
 fn updates_in_the_backward_pass_are_exact() {
     let profile = reference();
@@ -176,7 +176,7 @@ fn the_planner_updates_in_the_backward_pass_if_told_so() {
     assert!(error.to_string().contains("in one group"), "{error}");
 }
 
-/// A gradient that is not finite cancels nothing there, so nothing of the trainer can be read or saved afterwards.
+/// A non-finite gradient cancels nothing there, so the trainer cannot be read or saved afterwards.
 #[test]
 fn what_is_partly_updated_cannot_be_saved() {
     let profile = HardwareProfile { overhead_bytes: 0, ..reference() };
@@ -206,8 +206,7 @@ fn what_is_partly_updated_cannot_be_saved() {
     }
 }
 
-/// What the planner itself chooses, from the smallest budget that works to one that holds
-/// everything.
+/// The planner's choice, from the smallest budget that works to one that holds everything.
 #[test]
 fn the_planners_choice_is_exact_at_every_budget() {
     let profile = HardwareProfile { overhead_bytes: 0, ..reference() };

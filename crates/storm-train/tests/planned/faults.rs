@@ -1,4 +1,4 @@
-//! What fails in any queue stops all of them, with an error that names it.
+//! A failure in any queue stops all of them, with an error that names it.
 
 use crate::support::{batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
@@ -11,7 +11,7 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let task = training_task(&config, &options, 2).expect("a valid model");
     let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-    // Everything moves.
+    // Everything is streamed.
     let plan = lowering.lower(&Decisions::streamed(&task)).expect("decisions that work");
     let budget = plan.bytes;
     let plan = std::sync::Arc::new(check(plan, budget).expect("a sound plan"));

@@ -1,4 +1,5 @@
-//! Projections that multiply 8-bit floats: every plan gives the same bits, and training goes as it goes in bf16.
+//! Projections that multiply 8-bit floats: every plan gives the same bits, and losses are close to
+//! bf16.
 
 use crate::exactness::reference;
 use crate::support::{Random, options, planned, resident, sized_batches, tiny};
@@ -22,7 +23,8 @@ fn fp8() -> TrainOptions {
     TrainOptions { batch: BATCH, sequence: SEQUENCE, ..options(Precision::Fp8) }
 }
 
-/// Widths that are multiples of 16, except for what attention makes in Qwen3: that projection stays in bf16.
+/// Widths that are multiples of 16, except for the output of attention in Qwen3, whose projection
+/// stays in bf16.
 fn wide(config: ModelConfig) -> ModelConfig {
     ModelConfig { intermediate_size: 48, ..config }
 }
@@ -70,7 +72,8 @@ fn random_plans_with_small_states_are_exact_in_fp8() {
     random_plans_are_exact("activations in 8 bits", &config, &options, 12);
 }
 
-/// Adapters beside a frozen base, as it computes and in 8 bits. Adapters themselves stay in bf16.
+/// Adapters on a frozen base, in the compute precision and in 8 bits. Adapters themselves stay in
+/// bf16.
 #[test]
 fn random_plans_of_adapters_are_exact_in_fp8() {
     let some = LoraOptions {
@@ -88,8 +91,8 @@ fn random_plans_of_adapters_are_exact_in_fp8() {
     }
 }
 
-/// What the planner itself chooses, from the smallest budget that works to one that holds everything, and with all saved tensors
-/// kept, offloaded and recomputed.
+/// The planner's choice, from the smallest budget that works to one that holds everything, and with
+/// all saved tensors kept, offloaded and recomputed.
 #[test]
 fn the_planners_choice_is_exact_in_fp8() {
     let profile = reference();
@@ -114,7 +117,7 @@ fn the_planners_choice_is_exact_in_fp8() {
     }
 }
 
-/// All projections of layers, and nothing else. A product whose shapes do not fit stays as it is.
+/// All projections of layers, and nothing else. A product whose shapes do not fit is unchanged.
 #[test]
 fn projections_of_layers_are_in_fp8_where_shapes_fit() {
     let count = |name: &str, options: &TrainOptions| {
@@ -128,13 +131,13 @@ fn projections_of_layers_are_in_fp8_where_shapes_fit() {
         [fp8, weights, others]
     };
     assert_eq!(count("llama-3.2-1b", &fp8()), [8, 4, 0]);
-    // Attention yields rows of 24.
+    // Attention outputs rows of 24.
     assert_eq!(count("qwen3-0.6b", &fp8()), [6, 3, 3]);
     assert_eq!(count("llama-3.2-1b", &TrainOptions { sequence: 9, ..fp8() }), [0, 0, 12]);
     assert_eq!(count("llama-3.2-1b", &options(Precision::Bf16Stochastic)), [0, 0, 12]);
 }
 
-/// Activations wait for the backward pass in half of the memory.
+/// Saved activations take half of the memory.
 #[test]
 fn less_is_saved_in_fp8() {
     let config = wide(tiny("llama-3.2-1b"));
@@ -146,7 +149,7 @@ fn less_is_saved_in_fp8() {
     assert_eq!(size("mlp.swiglu"), None, "{units:?}");
 }
 
-/// Text of a language that can be learned: each token says which few may follow it.
+/// Text of a learnable language: each token determines which few may follow it.
 fn sentences(random: &mut Random, vocabulary: usize) -> Batch {
     let rows = BATCH * SEQUENCE;
     let (mut tokens, mut targets, mut token) = (Vec::new(), Vec::new(), random.below(vocabulary));
@@ -158,7 +161,8 @@ fn sentences(random: &mut Random, vocabulary: usize) -> Batch {
     Batch::new(tokens, targets, SEQUENCE)
 }
 
-/// The first loss and the first gradients are close to those of bf16 and not the same; after training the loss is within 2 %.
+/// The first loss and the first gradients are close to those of bf16 but differ. After training,
+/// the loss is within 2 %.
 #[test]
 fn losses_are_close_to_those_of_bf16() {
     let config = wide(tiny("llama-3.2-1b"));
@@ -195,7 +199,8 @@ fn losses_are_close_to_those_of_bf16() {
     assert!(mean.abs() < 0.02, "{gaps:?}");
 }
 
-/// Nothing of fp8 is carried from step to step: a run goes on from its checkpoint as if it had never stopped.
+/// fp8 carries no state from step to step, so a run resumes from its checkpoint as if it had never
+/// stopped.
 #[test]
 fn a_resumed_run_is_exact_in_fp8() {
     let (config, options) = (wide(tiny("qwen2.5-0.5b")), fp8());
@@ -244,7 +249,7 @@ fn a_resumed_run_is_exact_in_fp8() {
     assert_eq!(found, expected);
 }
 
-/// A weight that is not finite makes loss and norm NaN, and the update leaves everything as it is.
+/// A non-finite weight makes loss and norm NaN, and the update changes nothing.
 #[test]
 fn an_overflow_cancels_the_step() {
     let config = wide(tiny("llama-3.2-1b"));

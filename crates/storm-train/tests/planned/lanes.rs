@@ -1,4 +1,5 @@
-//! Steps of several lanes: the gradient of a step is the f32 sum of its lanes in order, rounded once, under any plan.
+//! Steps of several lanes: the gradient of a step is the f32 sum of its lanes in order, rounded
+//! once, under any plan.
 
 use crate::exactness::reference;
 use crate::support::{batches, options, planned, resident, tiny};
@@ -19,12 +20,13 @@ fn lanes(text: &str) -> Lanes {
     text.parse().expect("lanes")
 }
 
-/// Plans per case; more with `STORM_LONG_TESTS=1`.
+/// Plans per case. More with `STORM_LONG_TESTS=1`.
 fn plan_count() -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 500 } else { 16 }
 }
 
-/// Tied and untied heads, lanes of one micro-batch and of several, more than one lane in the middle, and groups of lanes.
+/// Tied and untied heads, lanes of one micro-batch and of several, more than one lane in the
+/// middle, and groups of lanes.
 #[test]
 fn random_plans_with_lanes_are_exact() {
     let profile = reference();
@@ -59,7 +61,8 @@ fn random_plans_with_lanes_are_exact() {
     }
 }
 
-/// Parameters in several pieces, whose sums of lanes stream in slots of the ring of optimizer state.
+/// Parameters in several pieces, whose lane sums stream through slots of the ring of optimizer
+/// state.
 #[test]
 fn sums_of_lanes_in_pieces_are_exact() {
     let mut config = tiny("llama-3.2-1b");
@@ -85,7 +88,7 @@ fn sums_of_lanes_in_pieces_are_exact() {
     }
 }
 
-/// Plans of the planner, from everything on the device to the least that works.
+/// The planner's plans, from everything on the device to the least that works.
 #[test]
 fn plans_of_the_planner_are_exact() {
     let profile = reference();
@@ -104,7 +107,7 @@ fn plans_of_the_planner_are_exact() {
     }
 }
 
-/// Batches in which every target counts, so that a lane alone has a power of two of the step's share.
+/// Batches in which every target counts, so that a lane's share of the step is a power of two.
 fn full_batches(config: &ModelConfig, count: usize) -> Vec<Batch> {
     let mut found = batches(config, count, 3);
     for batch in &mut found {
@@ -123,7 +126,7 @@ fn ordered_sum(parts: &[Vec<f32>]) -> Vec<f32> {
     sum
 }
 
-/// The definition, by itself: gradients of lanes that ran alone, added in order, group by group.
+/// The definition itself: gradients of lanes that ran alone, added in order, group by group.
 #[test]
 fn a_step_has_the_ordered_sum_of_its_lanes() {
     let config = tiny("mistral-7b");

@@ -1,5 +1,5 @@
-//! Adapters beside a frozen base: every plan gives the same bits, gradients are those of the merged weights, and the base
-//! stays as it is.
+//! Adapters on a frozen base: every plan gives the same bits, gradients match those of the merged
+//! weights, and the base does not change.
 
 use crate::exactness::random_plans_of_config_are_exact;
 use crate::support::{batches, options, tiny};
@@ -20,7 +20,8 @@ pub(crate) fn adapted(name: &str, options: LoraOptions) -> ModelConfig {
     ModelConfig { adapters: Some(adapters), ..base }
 }
 
-/// Some layers only, other ranks and scales for some modules, and norms that are trained whole.
+/// Only some layers, different ranks and scales for some modules, and norms that are trained in
+/// full.
 pub(crate) fn patterned(name: &str) -> ModelConfig {
     adapted(
         name,
@@ -68,7 +69,7 @@ fn random_plans_of_a_quantized_base_are_exact() {
     }
 }
 
-/// What is loaded in 8 or 4 bits computes as if the rounded weights had been loaded.
+/// A base loaded in 8 or 4 bits computes as if the rounded weights had been loaded.
 #[test]
 fn a_quantized_base_is_its_rounded_weights() {
     [QuantizedFormat::Int8, QuantizedFormat::Nf4].into_iter().for_each(is_its_rounded_weights);
@@ -108,7 +109,7 @@ fn is_its_rounded_weights(format: QuantizedFormat) {
     }
 }
 
-/// What a trainer holds, as a source of parameters.
+/// The parameters of a trainer, as a source.
 struct Held<'a>(&'a ReferenceTrainer);
 
 impl ParameterSource for Held<'_> {
@@ -125,7 +126,7 @@ impl ParameterSource for Held<'_> {
     }
 }
 
-/// A trainer with B that is not zero, so that A has a gradient.
+/// A trainer with nonzero B, so that A has a gradient.
 fn trainer_of(config: &ModelConfig) -> ReferenceTrainer {
     let mut trainer = ReferenceTrainer::new(config, options(Precision::F32)).expect("a model");
     let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
@@ -139,7 +140,8 @@ fn trainer_of(config: &ModelConfig) -> ReferenceTrainer {
     trainer
 }
 
-/// dA = scale · Bᵀ dW and dB = scale · dW Aᵀ, with dW the gradient of the whole weight of the merged model.
+/// dA = scale · Bᵀ dW and dB = scale · dW Aᵀ, where dW is the gradient of the merged model's
+/// weight.
 #[test]
 fn gradients_are_those_of_the_merged_weights() {
     let all = |name| adapted(name, LoraOptions::new(3, 6.0));
@@ -202,7 +204,8 @@ fn close(found: f32, expected: f32, what: &str) {
     );
 }
 
-/// Fresh adapters change nothing; training changes them and what is saved with them, and nothing else.
+/// Fresh adapters change nothing. Training changes them and what is saved with them, and nothing
+/// else.
 #[test]
 fn only_what_is_trained_changes() {
     for precision in [Precision::F32, Precision::Bf16Stochastic, Precision::Bf16Master] {
@@ -243,7 +246,7 @@ fn only_what_is_trained_changes() {
     }
 }
 
-/// No gradient below the lowest adapter, and none of the base.
+/// No gradient below the lowest adapter, and none for the base.
 #[test]
 fn nothing_is_computed_for_the_base() {
     let lora = LoraOptions {

@@ -1,4 +1,4 @@
-//! Training under plans: whatever is decided about memory, every bit is that of everything resident.
+//! Training under plans: whatever the memory decisions, every bit is that of everything resident.
 
 mod amx;
 mod batch_norm;

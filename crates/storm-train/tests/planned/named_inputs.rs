@@ -1,4 +1,5 @@
-//! A program that reads no tokens: measurements and the kind of each in, one of some classes out.
+//! A program that reads no tokens: its inputs are measurements and the kind of each, its output is
+//! a class.
 
 use crate::support::{Random, options, tiny};
 use half::bf16;
@@ -37,7 +38,7 @@ fn program(options: &TrainOptions) -> Program {
     Program::new(vec![first, layer, head], stages).unwrap()
 }
 
-/// The class is what the signs of two features and the kind say.
+/// The class depends on the signs of two features and on the kind.
 fn micro_batch(options: &TrainOptions, random: &mut Random) -> NamedInputs {
     let rows = options.batch * options.sequence;
     let features: Vec<f32> =

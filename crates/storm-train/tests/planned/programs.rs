@@ -1,4 +1,4 @@
-//! Programs that the caller has built.
+//! Programs built by the caller.
 
 use crate::support::{BATCH, SEQUENCE, options};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use storm_train::{Batch, Precision, TrainError, TrainOptions, Trainer, task_of_p
 const TOKENS: usize = 11;
 const TARGETS: usize = 7;
 
-/// Knows other tokens than it predicts.
+/// Has other input tokens than it predicts.
 fn program(batch: usize) -> Program {
     let mut embedding = SectionBuilder::new("embedding", batch, SEQUENCE, DType::F32);
     let hidden = embedding.embedding("tokens", TOKENS, 8).unwrap();
@@ -32,7 +32,7 @@ fn trainer(program: &Program, vram_bytes: u64) -> Result<Trainer<CpuPlanDevice>,
     trainer_by(program, program, vram_bytes)
 }
 
-/// A trainer of a program by the plan of another.
+/// A trainer of a program with the plan of another.
 fn trainer_by(
     program: &Program,
     planned: &Program,

@@ -1,5 +1,5 @@
-//! The comparison that the tests of random plans share: decisions are lowered and checked, and run with delays; every bit must be that
-//! of everything resident.
+//! The comparison shared by tests of random plans: decisions are lowered, checked, and run with
+//! delays. Every bit must be that of everything resident.
 
 use crate::support::{planned_on, resident_with};
 use storm_device::cpu::{Bf16Products, CpuPlanOptions};
@@ -7,7 +7,7 @@ use storm_model::ModelConfig;
 use storm_plan::{Decisions, HardwareProfile, Lowering, Plan, Task, check};
 use storm_train::{TrainOptions, training_task};
 
-/// What is trained.
+/// What to train.
 pub(crate) struct Case<'a> {
     /// For messages.
     pub(crate) name: &'a str,
@@ -18,8 +18,8 @@ pub(crate) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Compares the plans of some decisions with everything resident. `see` is called with each before it runs, and may
-    /// change the device it runs on.
+    /// Compares the plans of some decisions with everything resident. Calls `see` with each before
+    /// it runs, which may change the device.
     pub(crate) fn compare(
         &self,
         profile: &HardwareProfile,

@@ -1,5 +1,6 @@
-//! Damaged plans of ranks. An interpreter runs the plans of all ranks together, queue by queue in random order, with symbols for
-//! contents. None may be accepted on which it deadlocks, or which gives other contents than the plans as they were.
+//! Damaged plans of ranks. An interpreter runs the plans of all ranks together, queue by queue in
+//! random order, with symbols for contents. The checker must refuse all plans on which it
+//! deadlocks, or which give other contents than the original plans.
 
 use crate::ranks::{Case, large_vocabulary, plans_on_machines};
 use crate::support::{options, tiny};
@@ -19,13 +20,13 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Some consecutive bytes of one symbol: how many, which, and the first of them.
+/// Consecutive bytes of one symbol: how many, which symbol, and the offset of the first.
 type Piece = (usize, u64, usize);
 
-/// What the bytes of a tier hold.
+/// Contents of a tier.
 #[derive(Clone, Default)]
 struct Bytes {
-    /// By first byte: the end, the symbol, and which of its bytes the first is.
+    /// By first byte: the end, the symbol, and the offset of the first byte in it.
     ranges: BTreeMap<usize, (usize, u64, usize)>,
 }
 
@@ -76,14 +77,14 @@ impl Bytes {
     }
 }
 
-/// An instruction that was issued: how many runs of others it waits for.
+/// An issued instruction, and how many runs of others it waits for.
 type Issued = (usize, Vec<(usize, u64)>);
 
 /// One rank in the middle of a step.
 struct Rank<'a> {
     plan: &'a Plan,
     memory: BTreeMap<Tier, Bytes>,
-    /// Segments that were not issued yet.
+    /// Segments that are not yet issued.
     left: VecDeque<SegmentId>,
     queues: BTreeMap<Queue, VecDeque<Issued>>,
     issued: Vec<u64>,
@@ -129,7 +130,7 @@ impl<'a> Rank<'a> {
         self.get(Place { tier: Tier::DEVICE, offset: operand.offset }, bytes)
     }
 
-    /// Issues the next segment once the queues are empty. Says whether it did.
+    /// Issues the next segment once the queues are empty. Returns whether it did.
     fn issue(&mut self) -> bool {
         if self.queues.values().any(|queue| !queue.is_empty()) {
             return false;
@@ -153,7 +154,7 @@ impl<'a> Rank<'a> {
         true
     }
 
-    /// The instructions that may run now.
+    /// The instructions that can run now.
     fn ready(&self) -> Vec<(Queue, usize)> {
         let heads = self.queues.iter().filter_map(|(&queue, line)| Some((queue, line.front()?)));
         let is_ready = |waits: &Vec<(usize, u64)>| waits.iter().all(|&(on, n)| self.done[on] >= n);
@@ -219,7 +220,7 @@ fn resting(plan: &Plan) -> Vec<(ValueId, Place)> {
     found
 }
 
-/// What is where after a step and a flush, on all ranks; or why there is no such thing.
+/// The contents of all ranks after a step and a flush, or why there are none.
 fn interpret(plans: &[&Plan], seed: u64) -> Result<Vec<Vec<Piece>>, String> {
     let mut random = Random(seed);
     let mut ranks: Vec<Rank<'_>> = plans.iter().map(|plan| Rank::new(plan)).collect();
@@ -235,7 +236,8 @@ fn interpret(plans: &[&Plan], seed: u64) -> Result<Vec<Vec<Piece>>, String> {
                 }
             }
         }
-        // Ranks that exchange nothing with each other meet as well: engines let all call every collective.
+        // Ranks that exchange nothing with each other meet as well, because all call every
+        // collective.
         let meets = waiting.len() == plans.len();
         if moves.is_empty() && !meets {
             break;
@@ -267,7 +269,7 @@ fn interpret(plans: &[&Plan], seed: u64) -> Result<Vec<Vec<Piece>>, String> {
     Ok(found)
 }
 
-/// Where a rank sends a piece: one rank of its machine, the owner, or all others.
+/// The ranks that receive a piece: one rank of the sender's machine, the owner, or all.
 fn receivers(rank: u32, plan: &Plan, kind: CollectiveKind, owner: u32) -> Vec<u32> {
     let machine = plan.rank.machine;
     match kind {
@@ -277,10 +279,11 @@ fn receivers(rank: u32, plan: &Plan, kind: CollectiveKind, owner: u32) -> Vec<u3
     }
 }
 
-/// Pieces that one rank sends another, each with its owner, in the order in which they are sent.
+/// Pieces that one rank sends to another, each with its owner, in the order of sending.
 type Messages = VecDeque<(u32, Vec<Piece>)>;
 
-/// One collective of all ranks: messages from each to each, whose pieces arrive in the order in which they are sent.
+/// One collective of all ranks. Each sends a message to each, and pieces arrive in the order of
+/// sending.
 fn meet(ranks: &mut [Rank<'_>], all: &[&Collective]) -> Result<(), String> {
     let kind = all[0].kind;
     if all.iter().any(|other| other.kind != kind) {
@@ -315,7 +318,7 @@ fn meet(ranks: &mut [Rank<'_>], all: &[&Collective]) -> Result<(), String> {
             }
         }
     }
-    // An owner need not put its own piece elsewhere.
+    // An owner need not receive its own piece.
     let left = messages.iter().any(|((from, to), left)| from != to && !left.is_empty());
     if left { Err("a message is not received".to_owned()) } else { Ok(()) }
 }
@@ -333,7 +336,7 @@ fn collective(plan: &mut Plan, index: usize) -> &mut Collective {
     }
 }
 
-/// Exchanges two neighbours, and what others call them.
+/// Swaps two neighbors, and renames references to them.
 fn swap_neighbours(plan: &mut Plan, first: usize) {
     plan.instructions.swap(first, first + 1);
     let renamed = |id: &mut InstructionId| match id.index() {
@@ -347,7 +350,7 @@ fn swap_neighbours(plan: &mut Plan, first: usize) {
     plan.results.iter_mut().flat_map(|r| &mut r.copies).for_each(renamed);
 }
 
-/// One change to a plan; says which. None if it does not apply here.
+/// Makes one change to a plan, and describes it. `None` if it does not apply here.
 fn damage(plan: &mut Plan, random: &mut Random) -> Option<String> {
     let all = collectives(plan);
     let index = all[random.below(all.len())];
@@ -378,7 +381,7 @@ fn damage(plan: &mut Plan, random: &mut Random) -> Option<String> {
             let [one, two] = works;
             (plan.instructions[index].work, plan.instructions[other].work) = (two, one);
         }
-        // Past its neighbours, far enough to change what it meets.
+        // Past its neighbors, far enough to change what it meets.
         2 | 3 => {
             let steps = 1 + random.below(12);
             let mut at = index;
@@ -485,7 +488,7 @@ fn try_mutants(case: Case<'_>, machines: (u32, u32), count: usize, verdicts: &mu
     }
 }
 
-/// 1,000 pairs and more; ten times as many with `STORM_LONG_TESTS=1`.
+/// At least 1,000 pairs, and ten times as many with `STORM_LONG_TESTS=1`.
 #[test]
 fn damaged_plans_of_ranks_are_refused() {
     let times = if std::env::var_os("STORM_LONG_TESTS").is_some() { 10 } else { 1 };
@@ -506,8 +509,8 @@ fn damaged_plans_of_ranks_are_refused() {
     assert!(verdicts.harmless > 5 * times, "too few are safe: {verdicts:?}");
 }
 
-/// The same on two levels, where exchanges are among some of the ranks: two machines of two ranks, with one lane each and with two,
-/// and three machines.
+/// The same on two levels, where exchanges are among some of the ranks: two machines of two ranks,
+/// with one lane each and with two, and three machines.
 #[test]
 fn damaged_plans_of_machines_are_refused() {
     let times = if std::env::var_os("STORM_LONG_TESTS").is_some() { 10 } else { 1 };

@@ -1,4 +1,5 @@
-//! Lanes on several ranks: whatever their number, every bit is that of one rank with the same lanes.
+//! Lanes on several ranks: for any number of ranks, every bit is that of one rank with the same
+//! lanes.
 
 use crate::exactness::reference;
 use crate::lora::adapted;
@@ -19,7 +20,8 @@ use storm_train::{
     rank_task,
 };
 
-/// What is trained: micro-batches of a step, and the seed of the decisions, which all ranks share.
+/// What to train, the micro-batches of a step, and the seed of the decisions, which all ranks
+/// share.
 pub(crate) type Case<'a> = (&'a ModelConfig, &'a TrainOptions, usize, u64);
 
 /// The plan of each rank, checked alone and together.
@@ -27,7 +29,7 @@ pub(crate) fn plans_of_ranks(case: Case<'_>, ranks: u32) -> Vec<CheckedPlan> {
     plans_on_machines(case, (ranks, ranks))
 }
 
-/// The same for machines of so many ranks, which add up their lanes by themselves.
+/// The same for machines of `machine` ranks, which add up their own lanes.
 pub(crate) fn plans_on_machines(
     (config, options, micro_batches, seed): Case<'_>,
     (ranks, machine): (u32, u32),
@@ -49,7 +51,7 @@ pub(crate) fn plans_on_machines(
     plans
 }
 
-/// A trainer of a rank. Its weights are not those of other ranks.
+/// A trainer of a rank. Its weights differ from those of other ranks.
 fn of_rank(case: Case<'_>, plan: CheckedPlan, ranks: &Ranks) -> Trainer<CpuPlanDevice> {
     let (config, options, _, seed) = case;
     let rank = u64::from(plan.rank.rank);
@@ -67,7 +69,7 @@ fn of_rank(case: Case<'_>, plan: CheckedPlan, ranks: &Ranks) -> Trainer<CpuPlanD
     trainer
 }
 
-/// Runs `lead` on the first of some ranks.
+/// Runs `lead` on the first rank.
 fn on_ranks<T>(
     ranks: u32,
     case: Case<'_>,
@@ -76,7 +78,7 @@ fn on_ranks<T>(
     on_machines((ranks, ranks), case, lead)
 }
 
-/// The same on machines of so many ranks.
+/// The same on machines of `machine` ranks.
 fn on_machines<T>(
     (ranks, machine): (u32, u32),
     case: Case<'_>,
@@ -109,7 +111,8 @@ fn on_machines<T>(
     })
 }
 
-/// Losses, norms and all parameters after some steps, with an evaluation and a change by hand between them.
+/// Losses, norms and all parameters after some steps, with an evaluation and a manual change
+/// between them.
 fn run_on_ranks(machines: (u32, u32), case: Case<'_>) -> Vec<u32> {
     let (config, _, micro_batches, _) = case;
     on_machines(machines, case, |trainer| {
@@ -165,7 +168,7 @@ fn run_alone(config: &ModelConfig, options: &TrainOptions, micro_batches: usize)
     bits
 }
 
-/// Random plans with delays; 200 with `STORM_LONG_TESTS=1`.
+/// Random plans with delays, or 200 with `STORM_LONG_TESTS=1`.
 #[test]
 fn any_number_of_ranks_gives_the_bits_of_one() {
     let seeds = if std::env::var_os("STORM_LONG_TESTS").is_some() { 17 } else { 1 };
@@ -193,13 +196,14 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
     }
 }
 
-/// Groups of lanes, on one level and on two: 4 ranks as two machines of two, 6 as three of two and two of three. Random plans with
-/// delays.
+/// Groups of lanes, on one level and on two: 4 ranks as two machines of two, 6 as three of two and
+/// two of three. Random plans with delays.
 #[test]
 fn groups_of_lanes_have_the_bits_of_one_rank() {
     let seeds = if std::env::var_os("STORM_LONG_TESTS").is_some() { 17 } else { 1 };
     let (full, int8) = (Moments::Full, Moments::Int8);
-    // With lanes, the machines on which they run: how many ranks there are, and how many each machine has.
+    // For each case, the machines to run it on: how many ranks there are, and how many each machine
+    // has.
     for (number, (config, precision, moments, lanes, machines)) in [
         (tiny("gpt2"), Precision::F32, full, "2x2", &[(1, 1), (2, 2), (4, 4), (4, 2)][..]),
         (
@@ -241,7 +245,8 @@ fn groups_of_lanes_have_the_bits_of_one_rank() {
     }
 }
 
-/// On two levels, ranks exchange lanes inside their machine and sums with the ranks of their number in others.
+/// On two levels, ranks exchange lanes inside their machine, and sums with the ranks of the same
+/// number in others.
 #[test]
 fn only_sums_leave_a_machine() {
     let config = large_vocabulary();
@@ -338,7 +343,7 @@ fn one_rank_has_the_plan_of_before() {
     assert!(!plans[0].instructions.iter().any(is_collective) && plans[0].sharded.is_empty());
 }
 
-/// A gradient that is not finite changes nothing, on no rank.
+/// A non-finite gradient changes nothing on any rank.
 #[test]
 fn ranks_agree_on_a_step_that_is_not_finite() {
     let config = tiny("mistral-7b");
@@ -381,7 +386,7 @@ fn what_ranks_cannot_share_is_refused() {
     assert!(error.to_string().contains("not connected to the others"), "{error}");
 }
 
-/// Every rank hears what all say; if one says why it failed, all fail with that.
+/// Every rank hears what all say. If one says why it failed, all fail with that.
 #[test]
 fn all_ranks_hear_what_each_says() {
     let heard = |failing: Option<u32>| -> Vec<Result<Vec<String>, RankError>> {

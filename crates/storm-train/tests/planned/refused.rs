@@ -1,4 +1,4 @@
-//! A machine that has less memory than was planned with: the run is planned again, and is the same.
+//! A machine with less memory than planned: the run is planned again, and gives the same results.
 
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use storm_train::{
     StepPlan, StepSize, TrainError,
 };
 
-/// A CPU device with little memory to give.
+/// A CPU device with limited memory.
 struct Stingy(CpuPlanDevice);
 
-/// What it has.
+/// Its memory.
 #[derive(Clone, Copy)]
 struct Has {
     /// How it refuses host memory.
     host: Option<Limit>,
     device_bytes: u64,
-    /// What the process holds of the device beside its plan: the context of a driver, code. It counts in what is
-    /// wanted and in what is available.
+    /// Device memory of the process outside its plan, such as a driver's context and code. It
+    /// counts in both wanted and available memory.
     beside_bytes: u64,
 }
 
@@ -33,7 +33,7 @@ struct Has {
 enum Limit {
     Group(u64),
     Locked(u64),
-    /// It gives this much, and does not say so.
+    /// It gives this much, without saying so.
     Silent(u64),
 }
 
@@ -142,7 +142,7 @@ const MICRO_BATCHES: usize = 4;
 
 struct Site {
     has: Has,
-    /// What was planned with after each refusal.
+    /// The budget after each refusal.
     refused: Vec<Budget>,
 }
 
@@ -180,8 +180,8 @@ fn request(vram_bytes: u64) -> LaunchRequest {
     }
 }
 
-/// Launches with plenty of host memory, on a device that has less; what was planned with after each refusal, and
-/// the loss and memory of a step.
+/// Launches with plenty of host memory, on a device that has less. Returns the budget after each
+/// refusal, and the loss and memory of a step.
 fn launched(vram_bytes: u64, has: Has) -> Result<(Vec<Budget>, f32, PerTier<usize>), RunError> {
     let request = request(vram_bytes);
     let config = tiny("llama-3.2-1b");
@@ -194,8 +194,8 @@ fn launched(vram_bytes: u64, has: Has) -> Result<(Vec<Budget>, f32, PerTier<usiz
     Ok((site.refused, loss, trainer.memory_taken()))
 }
 
-/// What one refusal must come to: a budget of the tier within what there is, not much below it, and nothing else
-/// changed.
+/// One refusal must set the budget of the tier to what is available or slightly less, and change
+/// nothing else.
 fn check_budget(refused: &[Budget], asked: Budget, tier: Tier, available_bytes: u64) {
     let [budget] = refused else { panic!("refused {} times: {refused:?}", refused.len()) };
     let allowed = available_bytes * 31 / 32..=available_bytes;
@@ -215,7 +215,7 @@ fn less_memory_is_planned_with() {
     assert_eq!((refused.len(), loss.to_bits()), (0, report.loss.to_bits()));
 
     let mut random = Random(3);
-    // An allocation that fails counts the plan's block alone, a budget all that is in use.
+    // A failed allocation counts only the plan's block. A budget counts everything in use.
     for beside_bytes in [0, 500 << 20] {
         // Not so little that nothing fits.
         let device_bytes = (plenty[Tier::DEVICE] * 3 / 4 + random.below(1000)) as u64;
@@ -226,7 +226,7 @@ fn less_memory_is_planned_with() {
         check_budget(&refused, Budget::new(1 << 30, HOST_BYTES), Tier::DEVICE, device_bytes);
     }
 
-    // In little device memory much waits on the host.
+    // With little device memory, much is stored on the host.
     let tight = (plenty[Tier::DEVICE] * 2 / 3) as u64;
     let (_, _, taken) = launched(tight, PLENTY).expect("it fits");
     let bytes = taken[Tier::HOST] as u64 * 19 / 20;
@@ -254,7 +254,7 @@ fn too_little_is_too_little() {
     }
 }
 
-/// Where only the tokens of a step are given, less memory may mean smaller micro-batches.
+/// If only the tokens of a step are given, less memory may mean smaller micro-batches.
 #[test]
 fn less_memory_may_mean_smaller_micro_batches() {
     let start = |has: Has| {
@@ -269,7 +269,7 @@ fn less_memory_may_mean_smaller_micro_batches() {
     };
     let (before, roomy, _) = start(PLENTY);
     assert_eq!(before, roomy);
-    // Not enough for micro-batches of that size, however they are planned.
+    // Not enough for micro-batches of that size under any plan.
     let mut given = request(0);
     (given.options.batch, given.step) = (roomy, StepSize::MicroBatches(16 / roomy));
     let Err(TrainError::Plan(PlanError::TooSmall(least))) = given.plan() else {

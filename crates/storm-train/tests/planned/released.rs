@@ -1,4 +1,5 @@
-//! Device memory between steps: what evaluations do not use goes back to the system and comes back, and no bit changes.
+//! Device memory between steps: what evaluations do not use is released and reclaimed, and no bit
+//! changes.
 
 use crate::exactness::reference;
 use crate::support::{learning_rate, options, sized_batches, tiny};
@@ -31,7 +32,7 @@ fn data(step: usize) -> Vec<Batch> {
     sized_batches(&config, [options.batch, options.sequence], MICRO_BATCHES, step)
 }
 
-/// What a step saves for its backward pass, on the device.
+/// Device memory of what a step saves for its backward pass.
 fn saved_bytes(plan: &Plan) -> usize {
     let on_device = plan.regions.iter().filter(|region| region.tier == Tier::DEVICE);
     let saved = on_device.filter(|region| region.kind == TensorKind::Activations);
@@ -56,7 +57,7 @@ fn at_least_the_saved_activations_are_released() {
             let released = less.release_idle().expect("it is idle");
             let found = less.evaluate(&data(9)).expect("an evaluation").loss;
             assert_eq!(found.to_bits(), all.evaluate(&data(9)).expect("the same").loss.to_bits());
-            // Measured after the evaluation, which makes pages that it touches present.
+            // Measured after the evaluation, which touches pages.
             let (rest, saved) = (in_use(&less), saved_bytes(less.plan()));
             assert!(saved > 1 << 20 && rest as usize + saved <= full as usize, "{rest} {saved}");
             assert_eq!(full - rest, released);

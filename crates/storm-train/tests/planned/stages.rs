@@ -1,5 +1,6 @@
-//! Random programs of one to six stages, with skip connections, several carried tensors, tied and frozen
-//! parameters and running statistics, under random plans with delays: bit by bit what everything resident gives.
+//! Random programs of one to six stages, with skip connections, several carried tensors, tied and
+//! frozen parameters and running statistics, under random plans with delays. Every bit is that of
+//! everything resident.
 
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
@@ -16,12 +17,13 @@ const WIDTH: usize = 16;
 const HEADS: HeadLayout = HeadLayout { query_heads: 4, key_value_heads: 2, head_dim: 4 };
 const STEPS: usize = 4;
 
-/// Programs; more with `STORM_LONG_TESTS=1`.
+/// Number of programs. More with `STORM_LONG_TESTS=1`.
 fn program_count() -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 600 } else { 60 }
 }
 
-/// Sections under construction, and the carried tensors besides `hidden` that no block has taken yet.
+/// Sections under construction, and the carried tensors besides `hidden` that no block has taken
+/// yet.
 struct Draft<'a> {
     config: &'a ModelConfig,
     options: &'a TrainOptions,
@@ -55,7 +57,7 @@ impl Draft<'_> {
         self.templates.push(section);
     }
 
-    /// A branch of `x` added to it.
+    /// `x`, with a branch added to it.
     fn branch(&mut self, builder: &mut SectionBuilder, name: &str, x: TensorId) -> TensorId {
         let normed = builder.rms_norm(&format!("{name}.norm"), x, 1e-5).unwrap();
         if self.random.below(3) == 0 {
@@ -92,7 +94,7 @@ impl Draft<'_> {
         let mut carried = vec![Carried::new("hidden", out)];
         let repeat = 1 + self.random.below(3);
         match self.random.below(4) {
-            // A tensor that goes around the stages after this one.
+            // A tensor that skips the stages after this one.
             0 => {
                 let skip = builder.linear(&own("skip"), hidden, WIDTH).unwrap();
                 let skip_name = format!("skip{number}");
@@ -100,7 +102,7 @@ impl Draft<'_> {
                 self.open.push(skip_name);
                 self.push(builder.hand_on_all(carried), None);
             }
-            // One that comes back.
+            // A skipped tensor that is merged.
             1 if !self.open.is_empty() => {
                 let which = self.random.below(self.open.len());
                 let skip = builder.take(&self.open.remove(which), self.shape());
@@ -121,7 +123,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Norm and loss; with `tied`, by the table of the first stage.
+    /// Norm and loss. With `tied`, the loss uses the table of the first stage.
     fn last(&mut self, mut builder: SectionBuilder, hidden: TensorId, tied: bool) {
         let mut normed = builder.rms_norm("final.norm", hidden, 1e-5).unwrap();
         for name in std::mem::take(&mut self.open) {
@@ -170,7 +172,7 @@ fn random_program(
     Program::new(draft.templates, draft.stages).expect("stages that meet")
 }
 
-/// The statistics of a program.
+/// The number of running statistics of a program.
 fn running(program: &Program) -> usize {
     let instances = program.parameter_instances();
     instances.iter().filter(|i| i.parameter.training == Training::Running).count()
@@ -238,7 +240,7 @@ fn random_programs_under_random_plans_are_exact() {
     assert!(statistics > 20, "{statistics} running statistics are too few to prove anything");
 }
 
-/// What is read back would depend on how often it was computed.
+/// Its value would depend on how often it was computed.
 #[test]
 fn a_statistic_that_the_backward_pass_needs_is_refused() {
     let (config, options) = (tiny("mistral-7b"), options(Precision::F32));

@@ -26,12 +26,12 @@ pub(crate) fn tiny(name: &str) -> ModelConfig {
     config
 }
 
-/// The micro-batches of a step; about one target in five is ignored.
+/// The micro-batches of a step. About one target in five is ignored.
 pub(crate) fn batches(config: &ModelConfig, count: usize, step: usize) -> Vec<Batch> {
     sized_batches(config, [BATCH, SEQUENCE], count, step)
 }
 
-/// The same of another size.
+/// The same, of another size.
 pub(crate) fn sized_batches(
     config: &ModelConfig,
     [batch, sequence]: [usize; 2],
@@ -138,8 +138,8 @@ pub(crate) fn resident_with(
     Fingerprint { steps, tensors }
 }
 
-/// The same under a plan. Now and then the pending update is applied early, as a checkpoint would, and
-/// the model is evaluated.
+/// The same under a plan. Now and then the pending update is applied early, as for a checkpoint,
+/// and the model is evaluated.
 pub(crate) fn planned(
     config: &ModelConfig,
     options: &TrainOptions,
@@ -174,7 +174,7 @@ pub(crate) fn planned_on(
     Fingerprint { steps, tensors }
 }
 
-/// Whether steps drop something, which evaluations do not.
+/// Whether steps use dropout, which evaluations do not.
 fn drops(config: &ModelConfig) -> bool {
     config.adapters.as_ref().is_some_and(|adapters| adapters.options.dropout > 0.0)
 }

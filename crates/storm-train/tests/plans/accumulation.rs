@@ -11,7 +11,7 @@ fn plans_do_not_grow_with_the_accumulation() {
         let streamed = Streaming { pinned: 0, ring: 2 };
         let mut decisions =
             Decisions { update: UpdateTime::NextStep, state_ring: 2, ..Decisions::resident(&task) };
-        // A first group of its own size, then groups of two.
+        // A first group with its own size, then groups of two.
         let mut usual = decisions.groups[0].clone();
         usual.input_ring = 2;
         usual.stages[1].inputs.fill(Storage::Offload);
@@ -34,7 +34,7 @@ fn plans_do_not_grow_with_the_accumulation() {
     assert_eq!(sizes[0], sizes[2]);
 }
 
-/// Of the planner's own choice, which may group differently: per micro-batch of a group.
+/// The planner may group differently, so its own plans are measured per micro-batch of a group.
 #[test]
 fn the_planner_takes_any_accumulation() {
     let profile = profile("reference");

@@ -1,11 +1,11 @@
-//! What the planner must reach on the reference card, which has round figures and never changes.
+//! What the planner must reach on the reference card, whose figures are round and never change.
 
 use crate::models::{budget, gib, planned, profile, real_options, real_task};
 use storm_model::preset;
 use storm_plan::{Forced, HardwareProfile, Planned, Queue, RankPlace, TensorKind, Tier};
 use storm_train::{LaunchRequest, StepSize};
 
-/// Plenty for everything here.
+/// Enough for everything here.
 const RAM: u64 = 110 << 30;
 
 #[track_caller]
@@ -47,7 +47,7 @@ fn offloaded_per_token(planned: &Planned, tokens: usize) -> f64 {
     activations.copied_bytes[Queue::DEVICE_TO_HOST] as f64 / tokens as f64
 }
 
-/// A card with a slow matrix unit behind the same kind of bus offloads where a fast one recomputes.
+/// A card with a slow matrix unit on the same kind of bus offloads where a fast one recomputes.
 #[test]
 fn a_small_card_offloads_more_and_recomputes_less() {
     let (batch, micro_batches) = (2, 8);
@@ -61,7 +61,7 @@ fn a_small_card_offloads_more_and_recomputes_less() {
     assert!(on_small < 0.5 * on_large, "{on_small} and {on_large} of the time are spent again");
 }
 
-/// Where there is room for everything, nothing is copied for a gain of microseconds.
+/// If everything fits, nothing is copied for a gain of microseconds.
 #[test]
 fn nothing_is_offloaded_where_everything_fits() {
     let task = real_task("qwen2.5-1.5b", 16, 8);

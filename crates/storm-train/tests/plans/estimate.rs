@@ -1,4 +1,4 @@
-//! The block-level estimate that the search goes by, and what comes of it.
+//! The block-level estimate that guides the search, and its results.
 
 use crate::models::{
     FAMILIES, adapted, budget, gib, planned, profile, real_task, small_card, tiny, tiny_options,
@@ -10,10 +10,10 @@ use storm_plan::{
 };
 use storm_train::training_task;
 
-/// Plenty for everything here.
+/// Enough for everything here.
 const RAM: u64 = 110 << 30;
 
-/// The estimate of decisions over the simulation of their plan.
+/// Ratio of the estimate of decisions to the simulation of their plan.
 fn ratio(task: &Task, profile: &HardwareProfile, decisions: &Decisions) -> f64 {
     let lowering = Lowering::new(task, profile).unwrap();
     let plan = lowering.lower(decisions).unwrap();
@@ -23,7 +23,7 @@ fn ratio(task: &Task, profile: &HardwareProfile, decisions: &Decisions) -> f64 {
 
 #[test]
 fn estimates_of_random_decisions_are_close_to_their_simulation() {
-    // Once the copies are the limit, once the kernels are.
+    // First the copies are the limit, then the kernels.
     for profile in [small_card(1e9, 1e7), small_card(1e9, 1e9)] {
         for name in FAMILIES {
             let task = training_task(tiny(name), &tiny_options(), 6).unwrap();
@@ -39,7 +39,7 @@ fn estimates_of_random_decisions_are_close_to_their_simulation() {
 
 #[test]
 fn estimates_with_a_disk_are_close_to_their_simulation() {
-    // Once the disk is the limit, once it is not.
+    // First the disk is the limit, then it is not.
     for profile in
         [with_disk(small_card(1e9, 1e8), 2e7, 1e7), with_disk(small_card(1e9, 1e7), 1e8, 1e8)]
     {

@@ -1,4 +1,4 @@
-//! A program so small that all of its plans can be tried: the planner's is close to the best.
+//! A program so small that all of its plans can be tried. The planner's is close to the best.
 
 use crate::models::{budget, planned, small_card};
 use rayon::prelude::*;
@@ -18,7 +18,7 @@ const WIDTH: usize = 256;
 const VOCABULARY: usize = 512;
 const LAYERS: usize = 2;
 
-/// How much slower than the best of all the planner's choice may be.
+/// How much slower than the best plan the planner's choice may be.
 const SLACK: f64 = 1.05;
 
 fn parameter(graph: &mut Graph, name: &str, shape: [usize; 2]) -> TensorId {
@@ -29,7 +29,7 @@ fn hidden(graph: &mut Graph) -> TensorId {
     graph.source("hidden", [BATCH, SEQUENCE, WIDTH], DType::BF16, TensorClass::Activation)
 }
 
-/// Layers of two products with a GELU between them, which save two tensors.
+/// Layers of two products with a GELU between them. They save two tensors.
 fn toy_program() -> Program {
     let mut graph = Graph::new();
     let ids = graph.input("tokens", [BATCH, SEQUENCE], DType::I32);
@@ -87,7 +87,7 @@ fn toy_task(micro_batches: usize) -> Task {
 
 const STORAGES: [Storage; 3] = [Storage::Keep, Storage::Recompute, Storage::Offload];
 
-/// Every storage of every unit of every layer.
+/// All combinations of storage for every unit of every layer.
 fn all_saved(units: usize) -> Vec<Vec<SavedStorage>> {
     let count = STORAGES.len().pow((units * LAYERS) as u32);
     let saved = |index: usize| -> Vec<SavedStorage> {
@@ -99,7 +99,7 @@ fn all_saved(units: usize) -> Vec<Vec<SavedStorage>> {
     (0..count).map(saved).collect()
 }
 
-/// All decisions, except that what is streamed is streamed in all layers and rings have one depth.
+/// All decisions, except that streaming applies to all layers and rings have one depth.
 fn all_decisions(task: &Task, piece_elements: usize) -> Vec<Decisions> {
     let resident = Streaming::resident(LAYERS);
     let mut all = Vec::new();
@@ -163,7 +163,7 @@ fn all_plans(task: &Task, profile: &HardwareProfile, piece_elements: usize) -> V
 fn close_to_the_best(name: &str, profile: &HardwareProfile, micro_batches: usize) {
     let task = toy_task(micro_batches);
     assert_eq!(task.saved_units(1).len(), 2);
-    // The planner's own, so that the two differ in what they decide only.
+    // The planner's own, so that the plans differ only in their decisions.
     let piece_elements = planned(&task, profile, budget(1 << 30, 1 << 30)).decisions.piece_elements;
     let plans = all_plans(&task, profile, piece_elements);
     let smallest = plans.iter().map(|&(bytes, _)| bytes).min().expect("some plans");
@@ -184,13 +184,13 @@ fn close_to_the_best(name: &str, profile: &HardwareProfile, micro_batches: usize
     }
 }
 
-/// A byte costs 4,000 FLOP to move, and a few hundred to recompute.
+/// Moving a byte costs 4,000 FLOP, and recomputing it a few hundred.
 #[test]
 fn where_recomputing_is_cheap() {
     close_to_the_best("slow bus", &small_card(1e12, 2.5e8), 2);
 }
 
-/// The other way round.
+/// The other way around.
 #[test]
 fn where_moving_is_cheap() {
     close_to_the_best("fast bus", &small_card(1e12, 1e10), 1);

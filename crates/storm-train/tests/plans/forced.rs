@@ -1,4 +1,4 @@
-//! What a user insists on is done, or refused with a reason.
+//! What a user forces is done, or refused with a reason.
 
 use crate::models::{budget, gib, profile, real_options};
 use storm_model::preset;
@@ -17,7 +17,7 @@ fn task(model: &str) -> Task {
     training_task(&config, &real_options(1), 4).expect("a valid model")
 }
 
-/// Of the layers, between embedding and head.
+/// Decisions of the layers, between embedding and head.
 #[track_caller]
 fn layers(decisions: Decisions) -> StageDecisions {
     decisions.stages.into_iter().nth(1).expect("embedding, layers, head")
@@ -58,7 +58,7 @@ fn each_class_goes_where_it_is_told() {
     }
 }
 
-/// Combinations that the planner would not come to by itself.
+/// Combinations that the planner would not choose by itself.
 #[test]
 fn classes_go_their_own_ways() {
     for (weights, gradients, states) in [
@@ -93,7 +93,7 @@ fn activations_are_treated_as_told() {
     }
 }
 
-/// Where memory is short, the search moves blocks in and out; what is forced stays.
+/// If memory is short, the search moves blocks in and out. What is forced stays.
 #[test]
 fn all_activations_are_kept_in_little_memory_too() {
     let (task, profile) = (task("llama-2-7b"), profile("reference"));

@@ -1,5 +1,5 @@
-//! Planning a deep model takes little more per layer than planning a shallow one. Not seconds are compared, but
-//! how often a tensor, a value, an instruction or a range of memory is looked at.
+//! Planning a deep model takes little more per layer than planning a shallow one. The tests do not
+//! compare seconds, but how often tensors, values, instructions, and ranges of memory are visited.
 
 use crate::models::{small_card, tiny, tiny_task};
 use rayon::ThreadPoolBuilder;
@@ -9,7 +9,7 @@ use storm_plan::{
     simulate, verify,
 };
 
-/// More plans than a search builds and simulates, however deep the model is.
+/// More plans than a search builds and simulates, however deep the model.
 const PLANS_MAX: u64 = 250;
 
 const UNLIMITED: PerTier<usize> = PerTier::of_each(usize::MAX);
@@ -20,7 +20,7 @@ fn task(layers: usize) -> Task {
     tiny_task(&config, 4)
 }
 
-/// What each part of planning looks at.
+/// Visits of each part of planning.
 #[derive(Debug)]
 struct Work {
     lowering: u64,
@@ -30,10 +30,10 @@ struct Work {
 }
 
 impl Work {
-    /// For one plan.
+    /// The work for one plan.
     fn of(task: &Task, profile: &HardwareProfile, decisions: &Decisions) -> Work {
         let lowering = Lowering::new(task, profile).expect("a valid task");
-        // Once before: sections are looked at once for all plans.
+        // Lowered once before, because sections are visited once for all plans.
         lowering.lower(decisions).expect("valid decisions");
         let (plan, lowered) = work_of(|| lowering.lower(decisions).expect("valid decisions"));
         let (_, memory) = work_of(|| lowering.memory(decisions).expect("valid decisions"));
@@ -72,7 +72,7 @@ fn a_plan_takes_work_in_proportion_to_its_layers() {
 #[test]
 fn a_search_tries_as_many_plans_however_deep_the_model_is() {
     let card = small_card(1e9, 1e6);
-    // One thread, which counts all.
+    // One thread, so that it counts all.
     let pool = ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
     for layers in [8, 32] {
         let task = task(layers);

@@ -1,4 +1,4 @@
-//! What is reported of a plan adds up to the plan.
+//! The reported holdings of a plan add up to the plan.
 
 use crate::models::{FAMILIES, profile, tiny, tiny_task};
 use storm_graph::TensorClass;
@@ -38,7 +38,8 @@ fn everything_is_held_and_moved_by_some_kind() {
     }
 }
 
-/// Groups of a step share memory, so a place may hold saved tensors in one group and inputs of layers in another.
+/// Groups of a step share memory, so a place may hold saved tensors in one group and inputs of
+/// layers in another.
 #[test]
 fn copies_are_of_the_kind_that_they_copy() {
     let profile = profile("reference");

@@ -1,4 +1,4 @@
-//! What the planner says where nothing fits.
+//! What the planner reports if nothing fits.
 
 use crate::models::{FAMILIES, budget, gib, least, profile, real_task, tiny, tiny_task};
 use storm_plan::{
@@ -77,7 +77,7 @@ fn the_least_budget_of_forced_plans() {
     }
 }
 
-/// No plan at all is smaller than what is said to be the least.
+/// No plan is smaller than the reported minimum.
 #[test]
 fn random_plans_are_not_smaller() {
     let profile = profile("reference");
@@ -96,7 +96,7 @@ fn random_plans_are_not_smaller() {
     }
 }
 
-/// With next to no host memory everything must be on the device, and the report says how much.
+/// With almost no host memory, everything must be on the device, and the report says how much.
 #[test]
 fn no_host_memory() {
     let profile = profile("reference");
@@ -107,7 +107,7 @@ fn no_host_memory() {
     assert!(plan(&task, &profile, budget(gib(100), 1), &Forced::default()).is_err());
 }
 
-/// A machine whose host has no way to its device is named, with the link that it lacks.
+/// A machine without a link between host and device is named, with the missing link.
 #[test]
 fn hardware_without_a_link() {
     let machine = HardwareProfile { links: Vec::new(), ..profile("reference") };

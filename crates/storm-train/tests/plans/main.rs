@@ -1,5 +1,5 @@
-//! Plans of real and tiny models: what the planner finds, what it refuses, and that whatever is
-//! decided gives a plan that the checker accepts.
+//! Plans of real and tiny models: what the planner finds, what it refuses, and that all decisions
+//! give a plan that the checker accepts.
 
 mod accumulation;
 mod bars;

@@ -1,4 +1,4 @@
-//! The size of micro-batches, where only the tokens of a step are given.
+//! The size of micro-batches, if only the tokens of a step are given.
 
 use crate::models::{
     budget, gib, least, profile, real_options, real_task, small_card, tiny, tiny_options,
@@ -23,7 +23,7 @@ fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, Train
     request.plan()
 }
 
-/// Of a tiny model on a small card.
+/// The plan for a tiny model on a small card.
 fn chosen_tiny(model: &str, sequences: usize, forced: Forced) -> StepPlan {
     let options = tiny_options();
     let request = LaunchRequest {
@@ -83,7 +83,7 @@ fn steps_of_any_size() {
     }
 }
 
-/// A group that divides the micro-batches of some sizes only.
+/// A group size that divides the micro-batches of only some sizes.
 #[test]
 fn a_forced_group_chooses_the_size() {
     let forced = Forced { group: Some(3), ..Forced::default() };

@@ -1,4 +1,4 @@
-//! Tasks that the tests share.
+//! Tasks shared by the tests.
 
 use storm_model::{Adapters, LoraOptions, ModelConfig, Packing, preset};
 use storm_plan::{
@@ -6,7 +6,7 @@ use storm_plan::{
 };
 use storm_train::{Precision, TrainOptions, training_task};
 
-/// One preset per family, tied and not.
+/// One preset per family, tied and untied.
 pub(crate) const FAMILIES: [&str; 5] =
     ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
 
@@ -52,7 +52,7 @@ pub(crate) fn with_disk(mut profile: HardwareProfile, read: f64, write: f64) -> 
     profile
 }
 
-/// A model with adapters beside its weights, which are frozen.
+/// A model with adapters and frozen weights.
 pub(crate) fn adapted(config: ModelConfig) -> ModelConfig {
     let adapters = Adapters::new(&config, LoraOptions::new(3, 6.0)).expect("adapters that fit");
     ModelConfig { adapters: Some(adapters), ..config }
@@ -83,7 +83,7 @@ pub(crate) fn tiny_task(config: &ModelConfig, micro_batches: usize) -> Task {
     training_task(config, &tiny_options(), micro_batches).expect("a valid model")
 }
 
-/// How real models are planned: sequences of 1024, logits 2048 rows at a time.
+/// Options of real models: sequences of 1024, logits 2048 rows at a time.
 pub(crate) fn real_options(batch: usize) -> TrainOptions {
     TrainOptions { chunk_rows: 2048, ..TrainOptions::new(batch, 1024, Precision::Bf16Stochastic) }
 }
@@ -101,7 +101,7 @@ pub(crate) fn gib(count: u64) -> u64 {
     count << 30
 }
 
-/// The least that works, as the planner reports it.
+/// The least memory that works, as the planner reports it.
 #[track_caller]
 pub(crate) fn least(
     task: &Task,

@@ -1,4 +1,4 @@
-//! Damaged plans of models: whatever an independent judge calls unsafe, the checker must refuse.
+//! Damaged plans of models: the checker must refuse whatever an independent oracle calls unsafe.
 
 use crate::models::{FAMILIES, adapted, profile, tiny, tiny_task, with_disk};
 use crate::support::mutate::{Verdicts, try_mutants};
@@ -10,7 +10,7 @@ use storm_plan::{
     verify,
 };
 
-/// Damages plans of some models, and asks the checker and the judge.
+/// Damages plans of some models, and compares the checker with the oracle.
 fn mutants_are_caught(
     configs: &[ModelConfig],
     profile: &HardwareProfile,

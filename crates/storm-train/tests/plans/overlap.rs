@@ -1,4 +1,4 @@
-//! Copies hide behind computing, on the clock of the simulator.
+//! Copies are hidden by compute, in simulated time.
 
 use crate::models::{budget, gib, profile, real_options, real_task};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ fn simulated(vram_bytes: u64, forced: &Forced) -> Overlap {
 
 #[test]
 fn compute_hardly_waits_for_activations() {
-    // With more memory the planner offloads a little more than hides, where waiting for it costs less
-    // than making it again.
+    // With more memory, the planner offloads a little more than can be hidden, if waiting costs
+    // less than recomputing.
     for vram_bytes in [5_000_000_000, 8_890_000_000, 9_000_000_000] {
         let overlap = simulated(vram_bytes, &Forced::default());
         let about = format!("{vram_bytes}: {overlap:?}");
@@ -41,7 +41,7 @@ fn compute_hardly_waits_for_activations() {
     }
 }
 
-/// Where the bus cannot carry what is forced upon it, the gap is seen.
+/// If the bus is too slow for a forced plan, the gap shows.
 #[test]
 fn compute_waits_for_more_than_the_bus_can_carry() {
     let forced = Forced { activations: Some(Storage::Offload), ..Forced::default() };

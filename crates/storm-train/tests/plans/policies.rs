@@ -5,7 +5,7 @@ use crate::models::{
 };
 use storm_plan::{Budget, Forced, HardwareProfile, Task, Tier, policies};
 
-/// How many of the policies fit.
+/// Returns how many of the policies fit.
 #[track_caller]
 fn never_slower(about: &str, task: &Task, profile: &HardwareProfile, budget: Budget) -> usize {
     let seconds = planned(task, profile, budget).prediction.step_seconds;
@@ -67,7 +67,7 @@ fn real_models_on_real_cards() {
         let (profile, budget) = (profile(card), budget(gib(vram), gib(64)));
         fitting += never_slower(&format!("{name} on {card}"), &task, &profile, budget);
     }
-    // Plans so large that only a few are tried.
+    // Plans so large that the planner tries only a few.
     let task = real_task("qwen2.5-7b", 1, 64);
     fitting +=
         never_slower("7B, 64 in a group", &task, &profile("reference"), budget(gib(16), gib(110)));

@@ -1,11 +1,11 @@
-//! Whatever is decided gives a sound plan.
+//! All decisions give a sound plan.
 
 use crate::models::{FAMILIES, profile, tiny, tiny_task};
 use rayon::prelude::*;
 use storm_model::ModelConfig;
 use storm_plan::{Lowering, random_decisions, simulate, verify};
 
-/// Every so many plans the checker looks at one; the rest of the tests do so at every chance.
+/// The checker verifies one in this many plans. Other tests check all of theirs.
 const CHECKED: u64 = 10;
 
 /// Lowers and simulates plans of the given seeds.

@@ -1,4 +1,4 @@
-//! Plans of several ranks: estimates count what ranks send each other, and the planner chooses by it.
+//! Plans of several ranks: estimates count what ranks send each other, and guide the planner.
 
 use crate::models::{FAMILIES, budget, gib, planned, profile, real_options, small_card, tiny};
 use storm_model::{ModelConfig, preset};
@@ -19,7 +19,7 @@ fn task_of(config: &ModelConfig, options: &TrainOptions, steps: usize, ranks: u3
     task_on_machines(config, options, steps, (ranks, ranks))
 }
 
-/// The same on machines of so many ranks.
+/// The same on machines of `machine` ranks.
 fn task_on_machines(
     config: &ModelConfig,
     options: &TrainOptions,
@@ -38,10 +38,10 @@ fn in_pieces() -> ModelConfig {
     config
 }
 
-/// The estimate of random decisions over the simulation of their plans.
+/// Compares the estimate of random decisions with the simulation of their plans.
 #[test]
 fn estimates_with_ranks_are_close_to_their_simulation() {
-    // Once the link between ranks is the limit, once kernels are, once collectives slow these.
+    // First the link between ranks is the limit, then kernels, then collectives that slow kernels.
     for (bandwidth, share) in [(1e6, 0.0), (1e9, 0.0), (1e7, 0.2)] {
         let profile = linked(small_card(1e9, 1e8), bandwidth, share);
         let models = FAMILIES.into_iter().map(tiny).chain([in_pieces()]);
@@ -69,14 +69,16 @@ fn estimates_with_ranks_are_close_to_their_simulation() {
             let worst = ratios.iter().map(off).fold(0.0, f64::max);
             let mean = ratios.iter().map(off).sum::<f64>() / ratios.len() as f64;
             let about = format!("model {number}, {bandwidth} B/s: {mean}, {worst}: {ratios:?}");
-            // A step that mostly waits for the link shows what a sketch leaves out of it: which pieces of a block are first.
+            // A step that mostly waits for the link shows what the estimate leaves out: which
+            // pieces of a block come first.
             let (worst_max, mean_max) = if bandwidth > 1e6 { (0.04, 0.01) } else { (0.12, 0.06) };
             assert!(worst < worst_max && mean < mean_max, "{about}");
         }
     }
 }
 
-/// Four ranks of a machine send one f32 sum of their lanes to the other machine instead of four lanes in bf16.
+/// Four ranks of a machine send one f32 sum of their lanes to the other machine, instead of four
+/// lanes in bf16.
 #[test]
 fn two_levels_halve_what_machines_of_four_exchange() {
     let config = preset("qwen2.5-1.5b").expect("a preset");
@@ -102,8 +104,8 @@ fn two_levels_halve_what_machines_of_four_exchange() {
     assert!((flat / levels - 2.0).abs() < 0.05, "{flat} s and {levels} s");
 }
 
-/// With everything on the device, only the time of gathers is left to choose. If they take long, they run beside the next
-/// forward pass.
+/// With everything on the device, the planner can only choose when to gather. Slow gathers run
+/// beside the next forward pass.
 #[test]
 fn a_slow_link_defers_the_gather_of_weights() {
     let config = preset("qwen2.5-1.5b").expect("a preset");
@@ -128,7 +130,7 @@ fn a_slow_link_defers_the_gather_of_weights() {
     assert!(found[1].1 > 1.02, "{found:?}");
 }
 
-/// Streamed weights come from the host and from other ranks. The sketch of the chosen plan holds.
+/// Streamed weights come from the host and from other ranks. The estimate of the chosen plan holds.
 #[test]
 fn estimates_of_chosen_plans_hold() {
     let config = preset("qwen2.5-1.5b").expect("a preset");
@@ -144,7 +146,7 @@ fn estimates_of_chosen_plans_hold() {
     }
 }
 
-/// If a lane is one group, host memory has what the rank owns of gradients and no more.
+/// If a lane is one group, host memory holds only the gradients that the rank owns.
 #[test]
 fn gradients_in_host_memory_are_those_that_a_rank_owns() {
     let config = preset("qwen2.5-7b").expect("a preset");

@@ -1,11 +1,11 @@
-//! A profile that is off is corrected by a step as it ran.
+//! A measured step corrects a profile that is off.
 
 use crate::models::{budget, gib, planned, profile, real_task};
 use storm_plan::{
     HardwareProfile, InstructionId, LinkProfile, Plan, instruction_seconds, simulate,
 };
 
-/// What a step of the plan would take on that machine, instruction by instruction.
+/// The time of each instruction of a step on that machine.
 fn measured(plan: &Plan, machine: &HardwareProfile) -> Vec<(InstructionId, f64)> {
     let seconds = instruction_seconds(plan, machine);
     let segments = plan.step.iter().flat_map(|run| std::iter::repeat_n(run.segment, run.times));
@@ -40,13 +40,13 @@ fn a_step_corrects_the_profile() {
     let refined = reference.refined(&plan, &measured(&plan, &machine));
     let after = simulate(&plan, &refined).step_seconds;
     assert!((after / real - 1.0).abs() < 0.02, "{after} s predicted, {real} s real");
-    // And nothing changes where nothing was off.
+    // Nothing changes if nothing was off.
     let same = reference.refined(&plan, &measured(&plan, &reference));
     let again = simulate(&plan, &same).step_seconds;
     assert!((again / before - 1.0).abs() < 1e-6, "{again} and {before}");
 }
 
-/// A step during which the machine stood still does not spoil it beyond reason.
+/// A step during which the machine stalled changes the profile only within bounds.
 #[test]
 fn a_disturbed_step_is_bounded() {
     let reference = profile("reference");

@@ -1,4 +1,4 @@
-//! What jumps do to the bits of a run.
+//! How jumps affect the bits of a run.
 
 use crate::support::{
     Case, DIRECTIONS, End, F32, Heard, HeldOut, STEPS, cases, end, predict, run, run_options, whole,
@@ -20,7 +20,7 @@ fn refused_jumps_leave_every_bit() {
     for case in cases() {
         let (plain, _) = whole(&case, STEPS, None);
         for direction in DIRECTIONS {
-            // No change is that much larger than its noise, but for one without any.
+            // No change exceeds its noise by that much, except one without noise.
             let options = PredictOptions { noise: 1e9, ..predict(direction) };
             let (end, heard) = whole(&case, STEPS, Some((options, HeldOut::Alike)));
             state_is_equal(&case, &end, &plain);
@@ -73,13 +73,14 @@ fn undone_jumps_leave_every_bit() {
                 continue;
             }
             undone += heard.judgements.len();
-            // The rate is constant: each undo has cost the steps of its correction, and nothing else.
+            // The rate is constant, so each undo costs the steps of its correction, and nothing
+            // else.
             let lost = 2 * heard.judgements.len() as u64;
             let (plain, _) = whole(&case, STEPS - lost, None);
             state_is_equal(&case, &end, &plain);
             assert_eq!(end.progress.step, STEPS, "a step that was undone was made");
         }
-        // Adapters move little in so few steps; theirs are undone below.
+        // Adapters move little in so few steps. Their jumps are undone below.
         assert!(undone > 0 || case.lora, "nothing was undone: {case:?}");
     }
 }
@@ -90,7 +91,7 @@ fn an_undo_lengthens_the_next_full_phase() {
     let (_, heard) = whole(&F32, STEPS, Some((options, HeldOut::Opposed)));
     assert_eq!(heard.kept(), 0);
     let steps: Vec<u64> = heard.predictions.iter().map(|(step, _)| *step).collect();
-    // Three of warm-up and four; two of correction, undone, and twice four.
+    // Three steps of warm-up and four full ones. Then two of correction, undone, and twice four.
     assert_eq!(steps, [7, 17]);
     let judged: Vec<u64> = heard.judgements.iter().map(|(step, _)| *step).collect();
     assert_eq!(judged, [9, 19]);
@@ -111,7 +112,7 @@ fn no_plan_changes_a_bit_of_a_prediction() {
             };
             let roomy = of(UpdateTime::EndOfStep, 1 << 40);
             assert!(roomy.1.iter().any(|(_, jump)| jump.verdict == Verdict::Accepted));
-            // Two layers of three do not stay on the device.
+            // Two of three layers do not stay on the device.
             for other in [of(UpdateTime::NextStep, 1 << 40), of(UpdateTime::NextStep, 28_000)] {
                 assert!(other == roomy, "{precision:?} {direction:?}");
             }

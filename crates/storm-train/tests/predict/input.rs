@@ -40,7 +40,7 @@ fn options_that_make_no_sense_are_refused() {
     assert!(error.contains("take 9 steps") && error.contains("has 8"), "{error}");
 }
 
-/// A run that was saved in one way and goes on in another.
+/// A run that was saved with some predictions and resumes with others.
 #[test]
 fn a_run_does_not_go_on_with_other_predictions() {
     let settings = |options: PredictOptions| Some((options, HeldOut::Alike));

@@ -1,5 +1,5 @@
-//! Runs that predict: what is refused or undone leaves no trace, what is accepted moves weights, and a run that was stopped
-//! or killed anywhere goes on bit by bit.
+//! Runs that predict: what is refused or undone leaves no trace, what is accepted moves weights,
+//! and a run that was stopped or killed anywhere resumes bit for bit.
 
 mod cost;
 mod exact;

@@ -1,4 +1,4 @@
-//! The memory of predictions: as priced, and no more with time.
+//! The memory of predictions: as estimated, and no more over time.
 
 use crate::support::{
     DIRECTIONS, F32, HeldOut, always, cases, predict, run, run_options, tiny, train_options,
@@ -53,7 +53,7 @@ fn memory_does_not_grow_with_predictions() {
         assert_eq!(count.0, steps);
         bytes
     };
-    // In the pool of threads itself: what a thread hands to a pool is freed by another one.
+    // Inside the thread pool, because what a thread hands to a pool is freed by another one.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
     let [few, many] = [100, 1000].map(|steps| pool.install(|| peak(steps)));
     assert!(many <= few + (4 << 10), "{few} bytes for 100 predictions, {many} for 1000");
@@ -78,7 +78,7 @@ impl storm_train::Observer for Count {
     }
 }
 
-/// Measured while losses are: what a step works in is given back.
+/// Measured during loss evaluations, when a step's working memory is released.
 #[test]
 fn predictions_take_less_device_memory_than_steps() {
     let plan_bytes = trainer(&F32).plan().bytes[Tier::DEVICE] as u64;

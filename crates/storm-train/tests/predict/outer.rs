@@ -1,9 +1,9 @@
-//! Jumps that always stay: what an outer optimizer does, against plain arithmetic on runs without it.
+//! Jumps that always stay: an outer optimizer, compared with plain arithmetic on runs without it.
 
 use crate::support::{Case, F32, HeldOut, always, cases, whole};
 use storm_train::{Controller, Direction, PredictOptions, Verdict};
 
-/// Weights and moments after so many plain steps, as f32 numbers by name.
+/// Weights and moments after this many plain steps, as f32 numbers by name.
 fn plain(case: &Case, steps: u64) -> Vec<(String, Vec<f32>)> {
     numbers(whole(case, steps, None).0.state)
 }
@@ -16,12 +16,12 @@ fn numbers(state: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<f32>)> {
     state.into_iter().map(|(name, bytes)| (name, of(&bytes))).collect()
 }
 
-/// A tensor of optimizer state: it stays.
+/// Whether it is a tensor of optimizer state, which stays.
 fn is_moment(name: &str) -> bool {
     name.ends_with("_moment")
 }
 
-/// The end of a run of seven steps, whose jump comes after the last, beside what each weight should be.
+/// Compares the end of a run of seven steps, with a jump after the last, with the expected weights.
 fn check(direction: Direction, tau: f32, expected: impl Fn(&[Vec<f32>; 5], usize) -> f32) {
     let (end, heard) = whole(&F32, 7, Some((always(direction, tau), HeldOut::Alike)));
     assert_eq!(heard.jumps.len(), 1, "no step is left to correct in, and none is needed");
@@ -87,7 +87,8 @@ fn weights_that_are_not_finite_do_not_stay() {
     assert_eq!(end.state, whole(&case, 7, None).0.state);
 }
 
-/// The differences of the last four steps by least squares, and what the recurrence adds in the next four; all in f64, from the definition.
+/// The differences of the last four steps by least squares, and what the recurrence adds in the
+/// next four. All in f64, from the definition.
 fn modes(weights: &[Vec<f32>; 5]) -> Vec<f64> {
     let x: Vec<Vec<f64>> = weights
         .windows(2)
@@ -96,7 +97,7 @@ fn modes(weights: &[Vec<f32>; 5]) -> Vec<f64> {
         })
         .collect();
     let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    // Gram and Schmidt: x3 in the basis of x0, x1, x2.
+    // Gram-Schmidt: x3 in the basis of x0, x1, x2.
     let mut basis: Vec<(Vec<f64>, [f64; 3])> = Vec::new();
     let mut c = [0.0; 3];
     for j in 0..3 {

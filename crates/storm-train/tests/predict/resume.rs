@@ -1,4 +1,4 @@
-//! Runs that stop in any phase, or are killed at any moment, and go on.
+//! Runs that stop in any phase, or are killed at any moment, and resume.
 
 use crate::support::{
     Case, DIRECTIONS, F32, Heard, HeldOut, STEPS, always, cases, end, predict, run, run_options,
@@ -6,7 +6,7 @@ use crate::support::{
 };
 use storm_train::{Direction, PredictOptions, RunOptions, Stop};
 
-/// Settings of predictions that go both ways: some jumps stay, some are undone.
+/// Settings with which some jumps stay and some are undone.
 fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
     vec![
         (predict(direction), HeldOut::Alike),
@@ -16,11 +16,11 @@ fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
 
 #[test]
 fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
-    // Every direction in another case; long tests stop after every step of each.
+    // Every direction in another case. Long tests stop after every step of each.
     let every = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1 } else { 3 };
     for (direction, case) in DIRECTIONS.into_iter().zip(cases().into_iter().cycle()) {
         let mut settings = mixed(direction);
-        // Those that keep something between jumps.
+        // Directions that keep something between jumps.
         if let Direction::Outer { .. } | Direction::WeightAverage { .. } = direction {
             settings.push((always(direction, -0.5), HeldOut::Alike));
         }
@@ -38,9 +38,9 @@ fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
                 assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(step));
                 second.train(&Stop::new(), &mut heard).expect("a run");
                 assert!(end(&mut second) == expected, "{direction:?} {case:?} stopped at {step}");
-                // As text, in which what is not a number equals itself.
+                // As text, in which NaN equals itself.
                 assert_eq!(format!("{:?}", heard.jumps), format!("{:?}", all.jumps));
-                // How long it took differs.
+                // Their times differ.
                 let judged = |heard: &Heard| -> Vec<(u64, u64, u64, bool)> {
                     let bits = |(step, j): &(u64, storm_train::Judgement)| {
                         (*step, j.loss.to_bits(), j.expected.to_bits(), j.kept)
@@ -65,7 +65,7 @@ fn a_run_that_is_killed_anywhere_goes_on_bit_by_bit() {
     }
 }
 
-/// Ends the run at every so many-th thing that it tells, without a word, in the middle of predictions too.
+/// Kills the run at every `every`-th step or event, also in the middle of predictions.
 pub(crate) fn killed_anywhere(case: &Case, settings: (PredictOptions, HeldOut), every: usize) {
     let (expected, _) = whole(case, STEPS, Some(settings));
     let options = RunOptions { save_every: Some(3), ..run_options(case, STEPS) };

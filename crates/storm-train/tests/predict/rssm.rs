@@ -12,7 +12,8 @@ const STEPS: u64 = 48;
 
 const SEEN: Case = Case { observes: true, ..F32 };
 
-/// Decisions after every other step, so that more than the first ones, which try each length, are made.
+/// Decisions after every other step, so that there are more than the first ones, which try each
+/// length.
 fn learned() -> PredictOptions {
     PredictOptions {
         lengths: PhaseLengths { warm_up: 2, full: 2, correct: 1 },
@@ -36,7 +37,7 @@ fn it_tries_every_length_and_says_what_it_expects() {
             assert!(jump.distance > 0.0 && jump.loss < jump.loss_before, "{jump:?}");
         }
     }
-    // It learns: what it expects of the same length changes.
+    // It learns: its expectation for the same length changes.
     let of_one: Vec<f64> = heard
         .jumps
         .iter()
@@ -114,7 +115,7 @@ fn refused_jumps_of_its_choice_leave_every_bit() {
     }
 }
 
-/// Rewrites the state of the controller as one that is four bytes shorter, with hashes that are right.
+/// Rewrites the state of the controller four bytes shorter, with correct hashes.
 fn shorten_controller(checkpoint: &Path) {
     let path = checkpoint.join("controller.safetensors");
     let bytes = std::fs::read(&path).expect("a file");

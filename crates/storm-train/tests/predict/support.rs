@@ -1,4 +1,4 @@
-//! Tiny runs that predict, and what came of them.
+//! Tiny runs that predict, and their results.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const SEQUENCE: usize = 6;
 const MICRO_BATCHES: usize = 2;
 pub(crate) const STEPS: u64 = 24;
 
-/// What is trained, and under which plan.
+/// What to train, and under which plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) precision: Precision,
@@ -84,7 +84,7 @@ pub(crate) fn tiny(case: &Case) -> ModelConfig {
 }
 
 pub(crate) fn train_options(case: &Case) -> TrainOptions {
-    // A norm that is reached: gradients are clipped.
+    // Low enough that gradients are clipped.
     let OptimizerMethod::AdamW(usual) = OptimizerOptions::default().method else {
         unreachable!("it is the default")
     };
@@ -113,7 +113,7 @@ pub(crate) fn trainer(case: &Case) -> Trainer<CpuPlanDevice> {
     Trainer::new(config, options, planned.plan.into(), device).expect("a trainer")
 }
 
-/// Batches of a sequence that is easy to learn; `shift` makes it another one.
+/// Batches of a sequence that is easy to learn. `shift` selects another one.
 pub(crate) struct Made {
     pub(crate) next: u64,
     pub(crate) shift: u64,
@@ -144,8 +144,8 @@ impl BatchSource for Made {
 pub(crate) enum HeldOut {
     /// Both are like the training data.
     Alike,
-    /// Those of corrections have other targets: the better the model, the worse its loss there, and a jump makes it worse
-    /// than the trend does.
+    /// Those of corrections have other targets: the better the model, the worse its loss there, and
+    /// a jump makes it worse than the trend does.
     Opposed,
 }
 
@@ -176,7 +176,7 @@ pub(crate) fn predict(direction: Direction) -> PredictOptions {
     }
 }
 
-/// As an outer optimizer: a jump of a fixed length after each full phase, and no losses.
+/// As an outer optimizer: a jump of a fixed length after each full phase, without losses.
 pub(crate) fn always(direction: Direction, tau: f32) -> PredictOptions {
     PredictOptions {
         lengths: PhaseLengths { warm_up: 3, full: 4, correct: 0 },
@@ -230,7 +230,7 @@ pub(crate) fn run(
     run
 }
 
-/// What a run said, and when it is to stop or to fail.
+/// What a run reported, and when it is to stop or to fail.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub(crate) phases: Vec<(u64, &'static str)>,

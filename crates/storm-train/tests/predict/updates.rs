@@ -1,4 +1,5 @@
-//! What a controller that learns sees of updates: against f64, under any plan, and no other bit changes by it.
+//! What the learned controller sees of updates: compared with f64, under any plan, without changing
+//! another bit.
 
 use crate::support::{Case, F32, HeldOut, Made, predict, trainer, whole};
 use storm_plan::UpdateTime;
@@ -82,14 +83,15 @@ fn they_are_what_weights_did() {
     let zero = Some(UpdateSeen { cosine: 0.0, ratio: 0.0 });
     assert_eq!(heard.updates[0].1.0, [zero, zero, zero, zero, None], "no update yet");
     for step in 2..=12 {
-        // One step late.
+        // Reported one step late.
         let (seen, want) = (heard.updates[step - 1], expected[step - 2]);
         assert_eq!(seen.0, step as u64);
         for (group, (seen, want)) in ParameterGroup::ALL.iter().zip(seen.1.0.iter().zip(&want)) {
             let context = format!("step {step}, {}: {seen:?}, not {want:?}", group.name());
             match (seen, want) {
                 (Some(seen), Some(want)) => {
-                    // Weights are rounded, and the epsilon of the update before has another correction.
+                    // Weights are rounded, and the epsilon of the previous update has another
+                    // correction.
                     assert!((seen.cosine - want.cosine).abs() < 1e-3, "{context}");
                     assert!((seen.ratio / want.ratio - 1.0).abs() < 1e-3, "{context}");
                 }

@@ -1,4 +1,4 @@
-//! Memory that is not as planned: the run tells of it, and is saved before it is too late.
+//! Memory that is not as planned: the run reports it, and is saved before it is too late.
 
 use crate::{Heard, options, run, trainer_on};
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, UpdateTime};
 use storm_train::{Alarm, Guard, MemoryReading, OnAlarm, RunOptions, Stop, StopReason};
 use tempfile::TempDir;
 
-/// A CPU device whose driver reports what it is told to, one reading after another.
+/// A CPU device whose driver reports given readings, one after another.
 struct Pressured {
     inner: CpuPlanDevice,
     readings: Vec<MemoryReading>,
@@ -134,7 +134,7 @@ fn under_pressure(readings: Vec<MemoryReading>, in_background: bool) {
         (6, Alarm::OverBudget { in_use_bytes: 2500, budget_bytes: 2000 }),
     ];
     assert_eq!(heard.alarms, expected);
-    // Those that may end the process are saved at once; the last step always is.
+    // At alarms that may end the process, the run saves at once. The last step is always saved.
     assert_eq!(heard.saved, [4, 6, 9]);
     assert!(
         heard.saved_later.is_empty(),

@@ -1,4 +1,4 @@
-//! Whole runs over made-up batches: evaluation, early stop, numbers that are none.
+//! Whole runs over synthetic batches: evaluation, early stopping, numbers that are not finite.
 
 mod guard;
 mod metrics;
@@ -62,7 +62,7 @@ fn trainer_of<D: PlanDevice>(
     Trainer::new(tiny(), options, planned.plan.into(), device).expect("a trainer")
 }
 
-/// Batches that are a function of their number; ends after some, if it does.
+/// Batches that are a function of their number. They end at `end`, if it is given.
 struct Made {
     next: u64,
     end: Option<u64>,
@@ -93,7 +93,7 @@ struct Heard {
     steps: Vec<u64>,
     evaluations: Vec<(u64, f64)>,
     saved: Vec<u64>,
-    /// Of these, what was told of only after a later step.
+    /// Of these, the ones that were reported only after a later step.
     saved_later: Vec<u64>,
     skipped: Vec<u64>,
     alarms: Vec<(u64, Alarm)>,
@@ -240,7 +240,7 @@ fn patience_ends() {
     assert_eq!((finished.reason, finished.step), (StopReason::NoGain, 6));
 }
 
-/// A run whose third step cannot be computed, and what it says.
+/// A run whose third step cannot be computed, and its error.
 fn broken(update: UpdateTime, parameter: &str, change: fn(f32) -> f32) -> (String, Vec<u64>) {
     let folder = TempDir::new().expect("a folder");
     let every_step = RunOptions { save_every: Some(1), steps: 2, ..options(9, 0.01) };

@@ -1,4 +1,4 @@
-//! Metrics of a resumed run: what is kept of them, and how much memory that takes.
+//! Metrics of a resumed run: what is kept, and how much memory that takes.
 
 use serde_json::json;
 use std::fs;
@@ -8,7 +8,7 @@ use storm_model::Unit;
 use storm_train::{Event, History, MetricsFile, RunError, Sink, StepRecord, Throughput};
 use tempfile::TempDir;
 
-/// Takes down what it hears.
+/// Records what it hears.
 #[derive(Default)]
 struct Heard {
     steps: Vec<u64>,
@@ -75,7 +75,7 @@ fn what_was_written_of_later_steps_is_dropped_and_the_rest_is_heard() {
         step_line(1),
         evaluation_line(1),
         step_line(2),
-        // A checkpoint is told of when it is on the disk, which may be after later steps.
+        // A checkpoint is reported when it is on the disk, which may be after later steps.
         save_line(2),
     ];
     let [step_1, evaluation_1, step_2, save_2] = &kept;
@@ -100,7 +100,7 @@ fn what_was_written_of_later_steps_is_dropped_and_the_rest_is_heard() {
         assert_eq!(heard.steps, (1..=steps).collect::<Vec<_>>());
         let evaluations = expected.lines().filter(|line| line.contains("eval_loss")).count();
         assert_eq!(heard.evaluations, vec![(1, 2.5); evaluations]);
-        // It goes on where it ends.
+        // It continues at the end.
         metrics.step(&record(3)).expect("a line");
         metrics.event(&Event::Saving { step: 3 }).expect("flushed");
         assert_eq!(fs::read_to_string(&path).expect("a file"), expected + &step_line(3));
@@ -117,7 +117,7 @@ fn long_metrics_take_no_more_memory_than_short_ones() {
         (1..=STEPS).flat_map(|step| [step_line(step), evaluation_line(step)]).collect();
     let path = file(&folder, &text);
     assert!(text.len() as isize > 10 * BYTES_MAX, "{} bytes", text.len());
-    // All of it stays; then half of it is of later steps.
+    // First all of it stays, then half of it belongs to later steps.
     for last in [STEPS, STEPS / 2] {
         let mut history = History::new();
         let (metrics, peak) = peak_bytes(|| MetricsFile::open(&path, last, &mut history));

@@ -1,4 +1,4 @@
-//! Data is read while the step before computes, and nothing else changes by that.
+//! Data is read while the previous step computes, which changes nothing else.
 
 use crate::{Heard, Made, options, run_over, tiny, trainer_of};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// Micro-batches of a step.
 const MICRO_BATCHES: u64 = 3;
 
-/// A source that tells which micro-batches were asked for, and fails at one of them if it does.
+/// A source that records which micro-batches were requested, and fails at `fails_at`.
 struct Watched {
     made: Made,
     asked: Arc<Mutex<Vec<u64>>>,
@@ -50,7 +50,8 @@ fn device(seed: Option<u64>) -> CpuPlanOptions {
     CpuPlanOptions { threads: Some(1), chaos_seed: seed, ..CpuPlanOptions::default() }
 }
 
-/// A run whose micro-batches go one by one, so that some are read while others of the step before compute.
+/// A run whose micro-batches run one by one, so that some are read while those of the previous step
+/// compute.
 fn run(
     folder: &TempDir,
     source: Box<Watched>,
@@ -62,7 +63,7 @@ fn run(
     run_over(folder, trainer, source, options)
 }
 
-/// The micro-batches of a step from that one on.
+/// The micro-batches of a step, starting with this one.
 fn given(first: u64) -> Vec<AnyBatch> {
     let mut made = Made { next: first, end: None };
     let mut batches = vec![AnyBatch::default(); MICRO_BATCHES as usize];
@@ -85,7 +86,7 @@ fn a_checkpoint_is_where_its_step_was_and_not_where_reading_is() {
     let mut run_whole = run(&whole, source, 6, None);
     run_whole.train(&Stop::new(), &mut Heard::default()).expect("a run");
     assert_eq!(run_whole.progress().data, json!(6 * MICRO_BATCHES));
-    // Each once, and nothing behind the last step.
+    // Each once, and none after the last step.
     assert_eq!(*asked.lock().expect("a list"), (0..6 * MICRO_BATCHES).collect::<Vec<_>>());
 
     for seed in [None, Some(5), Some(6)] {
@@ -110,7 +111,7 @@ fn a_checkpoint_is_where_its_step_was_and_not_where_reading_is() {
     }
 }
 
-/// Asks for the end after a step.
+/// Requests the end after a step.
 struct StopAt {
     stop: Stop,
     at: u64,
@@ -134,7 +135,7 @@ impl storm_train::Observer for StopAt {
     }
 }
 
-/// What cannot be read ends the step that needs it, not the one during which it was read.
+/// A read error ends the step that needs the data, not the one during which it was read.
 #[test]
 fn an_error_of_the_source_ends_the_step_that_needs_the_data() {
     for fails_at in [0, 2, 4 * MICRO_BATCHES, 4 * MICRO_BATCHES + 1] {
@@ -151,7 +152,7 @@ fn an_error_of_the_source_ends_the_step_that_needs_the_data() {
     }
 }
 
-/// A batch that does not fit the model is refused where it was: at the step that would train on it.
+/// A batch that does not fit the model is refused at the step that would train on it.
 #[test]
 fn a_batch_that_does_not_fit_ends_its_own_step() {
     struct Wrong(Watched);
@@ -185,7 +186,7 @@ fn a_batch_that_does_not_fit_ends_its_own_step() {
     assert_eq!(heard.steps, [1, 2]);
 }
 
-/// A step over batches that are given takes nothing from the source, and what was read ahead comes next.
+/// A step over given batches takes nothing from the source, and what was read ahead comes next.
 #[test]
 fn a_step_in_between_leaves_the_source_where_it_was() {
     let folder = TempDir::new().expect("a folder");
@@ -233,7 +234,7 @@ fn a_trace_shows_the_data_queue() {
         queue.unwrap_or_else(|| panic!("no {name} queue")).instructions as u64
     };
     assert_eq!((named("data"), named("staging")), (MICRO_BATCHES, MICRO_BATCHES));
-    // Kernels wait for copies, copies for fetches, and nothing in the step for a read.
+    // Kernels wait for copies, copies for fetches, and nothing in the step waits for a read.
     let reads = plan.ids().filter(|&id| Some(plan.queue(id)) == plan.links.data_queue());
     let reads: Vec<_> = reads.collect();
     let waits = plan.instructions.iter().flat_map(|instruction| &instruction.waits);

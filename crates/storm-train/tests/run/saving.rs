@@ -1,4 +1,4 @@
-//! Saving beside the steps: what the run says and when, and how it ends if the disk fails.
+//! Saving in the background: what the run reports and when, and how it ends if the disk fails.
 
 use crate::{Heard, Made, broken, options, run, trainer};
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ fn a_number_that_is_none_waits_for_the_checkpoint_before() {
     assert!(checkpoint.ends_with(format!("step-{last:08}")) && checkpoint.is_dir());
 }
 
-/// A disk that makes files until it has made so many.
+/// A disk that is full after this many files.
 struct Filling {
     files_left: Arc<AtomicUsize>,
 }
@@ -142,7 +142,7 @@ fn a_disk_that_is_full_ends_the_run_and_leaves_what_was_saved() {
         };
         assert!(full(&error), "{error}");
         assert_eq!(heard.saved, [2, 4]);
-        // No later than when the next is due.
+        // At the latest when the next is due.
         assert!((6..=8).contains(heard.steps.last().expect("steps")), "{:?}", heard.steps);
         let sound = Checkpoints::open(folder.path(), Disk).expect("a folder");
         assert_eq!(sound.steps().expect("a folder"), [2, 4]);

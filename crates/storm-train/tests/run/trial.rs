@@ -5,7 +5,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_plan::{HardwareProfile, UpdateTime, simulate};
 use storm_train::{AnyBatch, BatchSource, try_plan};
 
-/// Nothing takes so short.
+/// Shorter than any step.
 const NO_TIME: f64 = 1e-9;
 
 fn batches() -> Vec<AnyBatch> {
@@ -19,7 +19,7 @@ fn a_profile_that_promises_too_much_is_corrected() {
     let device = CpuPlanOptions { threads: Some(1), trace: true, ..CpuPlanOptions::default() };
     let mut trainer = trainer_on::<CpuPlanDevice>(UpdateTime::NextStep, device);
     let mut profile = HardwareProfile::builtin("h200").expect("built in");
-    // Nothing but what a step measures says how long it takes.
+    // Only what a step measures determines how long it takes.
     (profile.kernel_seconds, profile.launch_seconds) = (0.0, 0.0);
     profile.multiprocessors = None;
     let before = simulate(trainer.plan(), &profile).step_seconds;

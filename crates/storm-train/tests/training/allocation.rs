@@ -1,4 +1,4 @@
-//! A step allocates nothing once the trainer stands.
+//! A step allocates nothing once the trainer is set up.
 
 use crate::support::{batch, families, options};
 use storm_host::allocation::count;
@@ -20,14 +20,15 @@ fn a_step_does_not_allocate() {
                 pool.install(|| trainer.step(&batches, 1e-3).expect("a step"));
                 allocations() - before
             };
-            // The pool's own queues may still grow at first; a step that allocates does so always.
+            // The pool's own queues may still grow at first. A step that allocates does so every
+            // time.
             let fewest = (0..10).map(|_| step()).min();
             assert_eq!(fewest, Some(0), "{:?} {precision:?}", config.family);
         }
     }
 }
 
-/// The count above would be of no use if it missed what the pool's threads allocate.
+/// The count above would be useless if it missed what the pool's threads allocate.
 #[test]
 fn the_meter_sees_the_pool() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool");

@@ -1,4 +1,4 @@
-//! The promise: the same bits for any thread count and any choice of what to recompute.
+//! The guarantee: the same bits for any thread count and any choice of what to recompute.
 
 use crate::support::{Random, families, fingerprint, options};
 use storm_model::Packing;
@@ -39,7 +39,8 @@ fn any_recompute_subset_gives_the_same_bits() {
                             0 => false, // everything is recomputed
                             1 => tensor.name.ends_with(".sum"),
                             _ => {
-                                // A choice that depends on names alone: the same for both passes.
+                                // The choice depends on names alone, so it is the same for both
+                                // passes.
                                 let seed = tensor.name.bytes().chain(section.name.bytes()).fold(
                                     case + 100 * index as u64,
                                     |hash, byte| {
@@ -61,7 +62,7 @@ fn any_recompute_subset_gives_the_same_bits() {
     }
 }
 
-/// The comparison above would be empty if a run did not depend on its data or its seed.
+/// The comparison above would mean nothing if a run did not depend on its data or its seed.
 #[test]
 fn another_seed_gives_other_bits() {
     let config = &families()[3];

@@ -1,4 +1,4 @@
-//! Steps do what they should: accumulate, skip what is not finite, leave frozen parameters alone.
+//! Steps accumulate, skip what is not finite, and leave frozen parameters alone.
 
 use crate::support::{BATCH, SEQUENCE, batch, families, options, tiny};
 use storm_graph::IGNORE_INDEX;

@@ -1,4 +1,5 @@
-//! Weights are loaded in pieces: memory beyond the plan's own does not grow with the size of a parameter.
+//! Weights are loaded in pieces, so memory outside the plan does not grow with the size of a
+//! parameter.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use storm_model::{
 use storm_plan::{Budget, Forced, HardwareProfile, Tier, plan};
 use storm_train::{Precision, ReferenceTrainer, TrainOptions, Trainer, training_task};
 
-/// What loading may hold, whatever the parameters are: a part of one in f32, in the form that it is stored in, and as read.
+/// Memory that loading may take for any parameters: a part of one in f32, as stored, and as read.
 const SCRATCH_BYTES_MAX: isize = 20 << 20;
 
-/// A model with adapters beside a base in 8 bits.
+/// A model with adapters on a base in 8 bits.
 fn quantized(config: ModelConfig) -> ModelConfig {
     let adapters = Some(Adapters::new(&config, LoraOptions::new(4, 8.0)).expect("adapters"));
     ModelConfig { adapters, base: BaseFormat::Quantized(QuantizedFormat::Int8), ..config }
@@ -60,7 +61,7 @@ fn scratch_does_not_grow_with_a_parameter() {
         assert!(peak < SCRATCH_BYTES_MAX, "{peak} bytes");
         assert!(wide > SCRATCH_BYTES_MAX, "{name} is too small to show anything");
     }
-    // The last rows are there, and in their place.
+    // The last rows are loaded, and at the right place.
     let embedding = trainer.read("embedding.weight").expect("a parameter");
     for place in [0, embedding.len() / 2, embedding.len() - 1] {
         assert_eq!(embedding[place], half::bf16::from_f32(value(place)).to_f32(), "{place}");
@@ -74,7 +75,8 @@ fn status_bytes(field: &str) -> u64 {
     kilobytes.parse::<u64>().expect("a number") << 10
 }
 
-/// Two layers of a 72B model, with its embedding and head: 8.5 GB of weights. Alone, since it looks at the whole process:
+/// Two layers of a 72B model, with its embedding and head: 8.5 GB of weights. Run it alone, because
+/// it measures the whole process:
 /// `STORM_LONG_TESTS=1 cargo test -p storm-train --test training tensors_of_72b -- --nocapture`
 #[test]
 fn tensors_of_72b_are_loaded_within_4_gib() {

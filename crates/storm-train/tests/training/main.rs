@@ -1,5 +1,5 @@
-//! Whole training steps on the CPU device: exact for any thread count, any choice of what to
-//! recompute, and without allocating. And text by the models: exact, however much of it is kept.
+//! Whole training steps on the CPU device: exact for any thread count and any choice of what to
+//! recompute, and without allocating. Also text generation: exact, however much is cached.
 
 mod allocation;
 mod exactness;

@@ -1,4 +1,5 @@
-//! Moments in 8 bits: which parameters have them, what is refused, and that training comes out as without.
+//! Moments in 8 bits: which parameters have them, what is refused, and that training gives similar
+//! losses.
 
 use crate::support::{BATCH, Random, SEQUENCE, options, tiny};
 use storm_graph::{AdamWParameters, Training};
@@ -14,7 +15,7 @@ fn int8(precision: Precision) -> TrainOptions {
     options
 }
 
-/// Embeddings, heads and vectors keep floats; every other matrix is in 8 bits.
+/// Embeddings, heads and vectors keep floats. Every other matrix is in 8 bits.
 #[test]
 fn matrices_of_layers_are_in_8_bits() {
     for name in ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen3-0.6b"] {
@@ -56,7 +57,7 @@ fn what_would_do_nothing_or_has_no_bound_is_refused() {
     assert!(problem(&config, &options).contains("beta1² to be less than beta2"));
 }
 
-/// Tokens that follow each other by a rule, with some noise.
+/// Tokens that follow a rule, with some noise.
 fn rows(config: &ModelConfig, random: &mut Random) -> Batch {
     let mut tokens = Vec::new();
     for _ in 0..BATCH {

@@ -34,7 +34,7 @@ pub(crate) fn tiny(name: &str) -> ModelConfig {
     config
 }
 
-/// Random tokens; about one target in five is ignored.
+/// Random tokens. About one target in five is ignored.
 pub(crate) fn batch(config: &ModelConfig, packing: Packing, seed: u64) -> Batch {
     let mut random = Random(seed);
     let rows = BATCH * SEQUENCE;

@@ -1,4 +1,4 @@
-//! Text with keys and values kept, against the whole text read anew for each token.
+//! Text generation with a KV cache, compared with rereading the whole text for each token.
 
 use crate::support::{Random, families, tiny};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 /// Longer than a block of keys, and than three pieces of a prompt.
 const WINDOW: usize = 100;
 
-/// A model in files, every parameter away from where it starts.
+/// A model in files, with every parameter changed from its initial value.
 struct Model {
     directory: HfDirectory,
     _folder: TempDir,
@@ -64,7 +64,7 @@ fn long(mut config: ModelConfig) -> ModelConfig {
     config
 }
 
-/// Windows of all layers and of some, one within a block of keys and one across.
+/// Sliding windows of all layers and of some, one within a block of keys and one across.
 fn windowed() -> [ModelConfig; 2] {
     let [mut mistral, mut qwen] = ["mistral-7b", "qwen2.5-0.5b"].map(tiny);
     mistral.sliding_window = Some(SlidingWindow::from_layer(20, 0, mistral.layer_count));
@@ -77,7 +77,7 @@ fn random_text(config: &ModelConfig, count: usize) -> Vec<u32> {
     (0..count).map(|_| random.below(config.vocab_size) as u32).collect()
 }
 
-/// The logits after `text`, all of it read at once.
+/// The logits after `text`, computed over all of it at once.
 fn logits_of_whole(model: &mut Inference, text: &[u32]) -> Vec<f32> {
     let mut tokens: Vec<i32> = text.iter().map(|&token| token as i32).collect();
     tokens.resize(model.sequence(), 0);
@@ -108,13 +108,14 @@ fn kept_keys_and_values_do_not_change_a_bit() {
             let mut decoder = model.decoder(WINDOW, dtype);
             let mut whole = model.whole(WINDOW, dtype);
             let text = random_text(&config, WINDOW);
-            // Growing by one, by a few, by pieces; up to the end of the window; shorter again.
+            // Grows by one, by a few, by pieces, and to the end of the window. Then it gets shorter
+            // again.
             for length in [1, 2, 3, 8, 9, 42, 43, 64, 65, 66, 97, 98, 99, 100, 100, 70, 1, 100] {
                 let expected = logits_of_whole(&mut whole, &text[..length]);
                 let found = decoder.logits(&text[..length]).expect("logits");
                 assert_eq!(bits(found), bits(&expected), "{:?} {dtype} {length}", config.family);
             }
-            // Another text after a common beginning.
+            // Another text with a common prefix.
             let mut other = text;
             other[50] = (other[50] + 1) % config.vocab_size as u32;
             let expected = logits_of_whole(&mut whole, &other[..90]);
@@ -124,7 +125,7 @@ fn kept_keys_and_values_do_not_change_a_bit() {
     }
 }
 
-/// The likeliest tokens, by reading all that is looked back on anew for each.
+/// The most likely tokens. Each is computed over its whole context.
 fn greedy(model: &Model, window: usize, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut whole = model.whole(window, DType::F32);
     let (mut text, mut first) = (prompt.to_vec(), 0);
@@ -221,7 +222,7 @@ fn windows_that_the_model_cannot_take_are_refused() {
     assert!(refusal(&scaled, 17).contains("at most 16: beyond it, the model's rotary scaling"));
 }
 
-/// Plans of every budget down to the smallest write the same text, to the bit.
+/// Plans of every budget down to the smallest generate the same text, to the bit.
 #[test]
 fn weights_that_are_streamed_do_not_change_a_bit() {
     let profile = HardwareProfile::builtin("reference").expect("a profile");
@@ -246,7 +247,7 @@ fn weights_that_are_streamed_do_not_change_a_bit() {
     }
 }
 
-/// The planner's own, with as little memory as it takes.
+/// The planner's own plan, with as little memory as it needs.
 #[test]
 fn a_model_that_is_larger_than_the_budget_writes_the_same_text() {
     let profile = HardwareProfile::builtin("reference").expect("a profile");
@@ -266,7 +267,7 @@ fn a_model_that_is_larger_than_the_budget_writes_the_same_text() {
     check_streamed(&model, &options, Arc::new(planned.plan), "the smallest");
 }
 
-/// Text by a plan, with delays in the queues, against text with everything in memory.
+/// Compares text under a plan, with delays in the queues, with text from everything in memory.
 fn check_streamed(model: &Model, options: &DecodeOptions, plan: Arc<CheckedPlan>, what: &str) {
     let config = model.directory.model();
     let device = CpuPlanOptions { chaos_seed: Some(3), ..CpuPlanOptions::default() };
@@ -275,7 +276,7 @@ fn check_streamed(model: &Model, options: &DecodeOptions, plan: Arc<CheckedPlan>
             .expect("a decoder");
     let mut whole = model.decoder(options.window, options.dtype);
     let text = random_text(config, WINDOW);
-    // Pieces, single tokens, the end of the window, shorter again, another text.
+    // Pieces, single tokens, the end of the window, a shorter text, another text.
     let mut other = text.clone();
     other[40] = (other[40] + 1) % config.vocab_size as u32;
     for (text, length) in [
