@@ -1,46 +1,49 @@
 //! What ranks send each other in a step.
 //!
-//! Several ranks may share a step. Each computes some of its lanes, under a plan of its own, and owns a shard of the optimizer
-//! state. Pieces of parameters are the unit of ownership. Every rank issues the same collectives in the same order, on one queue.
+//! Several ranks may share a step. Each computes some of its lanes under its own plan, and owns a
+//! shard of the optimizer state. Pieces of parameters are the unit of ownership. Every rank issues
+//! the same collectives in the same order, on one queue.
 //!
-//! Gradients are exchanged on one level or on two. On one, every rank sends the owner of each piece its lane of it. On two, ranks of a
-//! machine first add up their lanes among themselves, and only the sums go from machine to machine. One level is the case of one
-//! machine, wherever ranks really are.
+//! Gradients are exchanged on one level or on two. On one level, every rank sends its lane of each
+//! piece to the piece's owner. On two levels, the ranks of a machine first add up their lanes, and
+//! only the sums go between machines. One level treats all ranks as one machine, wherever they are.
 //!
-//! Pieces of weights are gathered directly or through relays. Directly, the owner of a piece sends it to every other rank. Through
-//! relays, it sends the piece to one rank of every other machine, and that rank sends it to the rest of its machine.
+//! Pieces of weights are gathered directly or through relays. Directly, the owner of a piece sends
+//! it to every other rank. Through relays, it sends the piece to one rank of every other machine,
+//! which sends it to the rest of its machine.
 
 use crate::TensorKind;
 use crate::plan::{Operand, Plan};
 use serde::{Deserialize, Serialize};
 
-/// Which of the ranks that share a step, and how these exchange gradients.
+/// The place of a rank among those that share a step, and how they exchange gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// Its number, below `ranks`.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// How many ranks in a row add up their lanes among themselves, before the sums go to the owners of their pieces: those of
-    /// a machine. As many as there are if the exchange has one level.
+    /// How many consecutive ranks, those of a machine, add up their lanes before the sums go to the
+    /// owners of their pieces. Equals `ranks` if the exchange has one level.
     pub machine: u32,
-    /// How many ranks in a row receive gathered pieces from other machines through one of them: those of a machine. As many as
-    /// there are if owners send to every rank.
+    /// How many consecutive ranks, those of a machine, receive a gathered piece from other machines
+    /// through one of them. Equals `ranks` if owners send to every rank.
     pub relay: u32,
 }
 
 impl RankPlace {
-    /// A rank of several that exchange gradients on one level and gather weights directly.
+    /// A rank that exchanges gradients on one level and gathers weights directly.
     pub fn flat(rank: u32, ranks: u32) -> RankPlace {
         RankPlace { rank, ranks, machine: ranks, relay: ranks }
     }
 
-    /// A rank of several on machines of this many, which exchange gradients on two levels and gather weights through relays.
+    /// A rank on machines of `machine` ranks, which exchange gradients on two levels and gather
+    /// weights through relays.
     pub fn on_machines(rank: u32, ranks: u32, machine: u32) -> RankPlace {
         RankPlace { rank, ranks, machine, relay: machine }
     }
 
-    /// Whether others share the step.
+    /// Whether other ranks share the step.
     pub fn is_shared(self) -> bool {
         self.ranks > 1
     }
@@ -50,12 +53,13 @@ impl RankPlace {
         self.machine < self.ranks
     }
 
-    /// Whether gathered pieces reach a machine once, and go from rank to rank inside it.
+    /// Whether a gathered piece reaches a machine once, and goes from rank to rank inside it.
     pub fn has_relays(self) -> bool {
         self.relay < self.ranks
     }
 
-    /// The ranks through which this machine and others gather: those of the same number in their machines, in order.
+    /// The ranks with the same local rank on their machines, in order. A piece goes between these
+    /// first.
     pub fn relay_peers(self) -> impl Iterator<Item = u32> {
         (self.rank % self.relay.max(1)..self.ranks).step_by(self.relay.max(1) as usize)
     }
@@ -66,12 +70,12 @@ impl RankPlace {
         first..first + self.relay
     }
 
-    /// The rank of this machine that relays a piece, given the owner of the piece.
+    /// The rank of this machine that relays a piece with this owner.
     pub fn relay_of(self, owner: u32) -> u32 {
         self.rank - self.rank % self.relay.max(1) + owner % self.relay.max(1)
     }
 
-    /// How many machines exchange sums.
+    /// The number of machines that exchange sums.
     pub fn machines(self) -> u32 {
         self.ranks / self.machine.max(1)
     }
@@ -87,44 +91,44 @@ impl RankPlace {
         first..first + self.machine
     }
 
-    /// The ranks of all machines whose number in their machine is that of this rank in its own, in order.
+    /// The ranks with the same local rank on their machines, in order.
     pub fn peers(self) -> impl Iterator<Item = u32> {
         (self.number(self.rank)..self.ranks).step_by(self.machine.max(1) as usize)
     }
 
-    /// The rank of its machine that adds up the machine's lanes of a piece, given the owner of the piece.
+    /// The rank of its machine that adds up the machine's lanes of a piece with this owner.
     pub fn adder(self, owner: u32) -> u32 {
         self.rank - self.number(self.rank) + self.number(owner)
     }
 
-    /// The number of a rank in its machine.
+    /// The local rank: the number of a rank on its machine.
     fn number(self, rank: u32) -> u32 {
         rank % self.machine.max(1)
     }
 }
 
-/// One rank, which makes the step alone.
+/// One rank, which computes the step alone.
 impl Default for RankPlace {
     fn default() -> RankPlace {
         RankPlace::flat(0, 1)
     }
 }
 
-/// Which way a collective moves data.
+/// How a collective moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum CollectiveKind {
-    /// Every rank sends what it has of each piece to the rank of its machine that adds it up, in the order of the ranks. If the
-    /// exchange has one level, that is the owner of the piece.
+    /// Every rank sends its share of each piece to the rank of its machine that adds it up, in rank
+    /// order. If the exchange has one level, that is the owner of the piece.
     Exchange,
-    /// The second level: ranks of equal numbers in their machines send the owner of each piece what their machine has of it,
-    /// which the owner adds up in the order of the machines.
+    /// The second level: ranks with the same local rank send their machine's sum of each piece to
+    /// its owner, which adds them up in the order of the machines.
     ExchangeSums,
-    /// Every rank gets each piece as its owner has it: from the owner, or through a relay of its machine.
+    /// Every rank gets each piece from its owner, directly or through a relay of its machine.
     Gather,
 }
 
 impl CollectiveKind {
-    /// For display.
+    /// The name for display.
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::Exchange => "exchange",
@@ -133,8 +137,9 @@ impl CollectiveKind {
         }
     }
 
-    /// Where a rank sends what it has of a piece, given its owner: to itself if it is the one that receives. None if it has no
-    /// part in the exchange of the piece. In a gather, every piece comes from its owner instead.
+    /// The rank to which a rank sends its share of a piece with this owner. This may be the rank
+    /// itself. `None` if the rank takes no part in the exchange of the piece. Also `None` for a
+    /// gather, where every piece comes from its owner.
     pub fn receiver(self, place: RankPlace, owner: u32) -> Option<u32> {
         match self {
             CollectiveKind::Exchange => Some(place.adder(owner)),
@@ -153,15 +158,15 @@ impl CollectiveKind {
     }
 }
 
-/// One step of the queue between ranks. All its offsets are in the tier of the kernels.
+/// One operation on the queue between ranks. All its offsets are in the tier of the kernels.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Collective {
-    /// Which way.
+    /// How it moves data.
     pub kind: CollectiveKind,
-    /// What is moved. Every rank that has a part in the exchange of a piece lists it, all in the same order. Of sums, a rank may have
-    /// none to exchange.
+    /// The pieces to move. Every rank that takes part in the exchange of a piece lists it, all in
+    /// the same order. A rank may have no sums to exchange.
     pub pieces: Vec<Moved>,
-    /// What users think of it as, for reports.
+    /// The kind of tensor, for reports.
     pub moves: TensorKind,
 }
 
@@ -170,10 +175,12 @@ pub struct Collective {
 pub struct Moved {
     /// The rank that adds up all lanes of it and updates it.
     pub owner: u32,
-    /// What this rank sends: in an exchange if another is the receiver, in a gather if it owns the piece.
+    /// What this rank sends. In an exchange, it sends if another rank is the receiver. In a gather,
+    /// it sends if it owns the piece.
     pub sent: Option<Operand>,
-    /// What it receives, with the rank that sends it: in an exchange, if it is the receiver, from every other member, in order;
-    /// in a gather from the owner. An owner may also receive its own piece, which puts it elsewhere.
+    /// What it receives, with the sending rank. In an exchange, the receiver gets it from every
+    /// other member, in order. In a gather, it comes from the owner. An owner may also receive its
+    /// own piece, which copies it to another place.
     pub received: Vec<(u32, Operand)>,
 }
 
@@ -205,7 +212,7 @@ impl Collective {
         busiest_bytes(self.kind, plan.rank, &self.owned_bytes(plan))
     }
 
-    /// By rank: bytes of the pieces that it owns.
+    /// Bytes of the pieces that each rank owns.
     pub(crate) fn owned_bytes(&self, plan: &Plan) -> Vec<usize> {
         let mut owned = vec![0; plan.rank.ranks as usize];
         for piece in &self.pieces {
@@ -215,11 +222,12 @@ impl Collective {
     }
 }
 
-/// Bytes that the busiest rank sends or receives, given those of the pieces of each rank. In a gather, every rank
-/// receives what others own, with relays or without; what a rank sends to several others is not counted several times.
+/// Bytes that the busiest rank sends or receives, given the bytes that each rank owns. In a gather,
+/// every rank receives what others own, with or without relays. What a rank sends to several others
+/// counts once.
 pub(crate) fn busiest_bytes(kind: CollectiveKind, place: RankPlace, owned: &[usize]) -> usize {
     let received: Vec<usize> = match kind {
-        // By number in a machine.
+        // By local rank.
         CollectiveKind::Exchange => {
             let of = |number: usize| owned.iter().skip(number).step_by(place.machine as usize);
             (0..place.machine as usize).map(|number| of(number).sum()).collect()
@@ -231,7 +239,7 @@ pub(crate) fn busiest_bytes(kind: CollectiveKind, place: RankPlace, owned: &[usi
     let least = received.iter().copied().min().unwrap_or(0);
     let most = received.iter().copied().max().unwrap_or(0);
     match kind {
-        // What it has of others' pieces, or what the others have of its own.
+        // What it sends of others' pieces, or what others send it of its own.
         CollectiveKind::Exchange | CollectiveKind::ExchangeSums => {
             (total - least).max(most * received.len().saturating_sub(1))
         }
@@ -239,7 +247,7 @@ pub(crate) fn busiest_bytes(kind: CollectiveKind, place: RankPlace, owned: &[usi
     }
 }
 
-/// The name of what a rank receives of a value from another one.
+/// The name of a value received from another rank.
 pub(crate) fn received_name(name: &str, from: u32) -> String {
     format!("{name} of rank {from}")
 }

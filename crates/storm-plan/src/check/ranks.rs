@@ -1,20 +1,25 @@
-//! Proves that the plans of all ranks of a step fit together. Each must have passed [`verify`](super::verify) by itself.
+//! Proves that the plans of all ranks of a step fit together. Each must have passed
+//! [`verify`](super::verify) by itself.
 //!
 //! # Why this is enough
-//! A plan by itself cannot deadlock: queues run in order, and waits refer back. Collectives are on one queue, and all ranks issue
-//! the same ones in the same order, so the first that not all ranks have reached is always reached: there is no deadlock among them,
-//! and what one rank sends is what another expects.
+//! A plan by itself cannot deadlock: queues run in order, and waits refer back. Collectives are on
+//! one queue, and all ranks issue the same ones in the same order. So all ranks always reach the
+//! first collective that some have not reached: ranks cannot deadlock, and each receives what it
+//! expects.
 //!
-//! Each rank finds what it reads as its own plan left it. What remains is that ranks mean the same by it. A kernel is of a shard if it
-//! touches what one rank alone has, or writes what that rank then gathers. All other kernels are the same on all ranks, in the same
-//! order, and so is the order of collectives and of the kernels that use what they move. A piece that is gathered is written by kernels of its owner alone, and after such a write no kernel
-//! reads it, and no program ends, before it is gathered. So whenever ranks run a common kernel, all have the piece as its owner wrote it
-//! last.
+//! Each rank reads what its own plan wrote. It remains to show that all ranks mean the same by it.
+//! A kernel belongs to a shard if it touches values that only one rank has, or writes values that
+//! are gathered. All other kernels are the same on all ranks, in the same order. The order of
+//! collectives and of the kernels that use what they move is the same, too. Only kernels of its
+//! owner write a gathered piece. After such a write, no kernel reads the piece, and no program
+//! ends, before it is gathered. So whenever ranks run a common kernel, all have the piece as its
+//! owner last wrote it.
 //!
-//! Machines may exchange sums of their lanes. Every rank takes part in each of these exchanges, so the order of collectives is still that of
-//! all ranks, but only ranks of one number in their machines send each other something: these list the same pieces. In every exchange, what a
-//! rank sends was written since it was sent last, and what it receives is read once before it is received again, so that no lane
-//! and no sum is left out or counted twice.
+//! Machines may exchange sums of their lanes. Every rank takes part in each of these exchanges, so
+//! the order of collectives is still the same on all ranks. But only ranks with the same local rank
+//! send each other something, and these list the same pieces. In every exchange, what a rank sends
+//! was written since it was last sent, and what it receives is read once before it is received
+//! again. So no lane and no sum is left out or counted twice.
 
 use crate::collective::{Collective, CollectiveKind, Moved, received_name};
 use crate::plan::{Compute, InstructionId, Operand, Plan, SegmentId, ValueId, Work};
@@ -24,84 +29,84 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Why plans of several ranks do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RanksError {
-    /// There is not one plan for each rank.
+    /// There is not exactly one plan for each rank, in order.
     #[error("plan {position} of {count} is for rank {rank} of {ranks}")]
     Place {
-        /// Its position.
+        /// The position of the plan.
         position: usize,
-        /// How many plans there are.
+        /// The number of plans.
         count: usize,
-        /// Which rank it is for.
+        /// The rank that the plan is for.
         rank: u32,
-        /// Of how many.
+        /// The number of ranks in the plan.
         ranks: u32,
     },
     /// Ranks are spread over machines in different ways.
     #[error("rank {rank} is one of {found} on its machine, and rank 0 one of {expected}")]
     Machines {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// How many ranks its machine has.
+        /// The number of ranks on its machine.
         found: u32,
-        /// How many that of rank 0 has.
+        /// The number of ranks on the machine of rank 0.
         expected: u32,
     },
-    /// Ranks run other segments, or run them another number of times.
+    /// Ranks run different segments, or run them a different number of times.
     #[error("rank {rank} runs other segments than rank 0")]
     Segments {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// Ranks do something else at some point of a segment.
+    /// Ranks differ at some point of a segment.
     #[error("rank {rank} has {found} in `{segment}` where rank {other} has {expected}")]
     Differs {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Where.
+        /// The segment.
         segment: String,
-        /// What it does there.
+        /// What it has there.
         found: String,
-        /// Which other rank: the first, or the first with the same number in its machine.
+        /// The rank it is compared with: the first, or the first with the same local rank.
         other: u32,
-        /// What that does there.
+        /// What that rank has there.
         expected: String,
     },
     /// A piece is gathered from two ranks, or written by a rank that does not own it.
     #[error("`{value}` is written on rank {rank}, and comes from rank {owner}")]
     Owners {
-        /// What.
+        /// The piece.
         value: String,
-        /// Where it is written.
+        /// The rank that writes it.
         rank: u32,
-        /// Who owns it.
+        /// The owner.
         owner: u32,
     },
     /// A lane or a sum is left out or counted twice.
     #[error("rank {rank} exchanges `{value}` that is not new: {problem}")]
     NotNew {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// What.
+        /// The value.
         value: String,
-        /// In which way.
+        /// What is wrong.
         problem: &'static str,
     },
     /// A piece is used, or left behind, before other ranks have it.
     #[error("rank {rank} updates `{value}`, and {user} comes before it is gathered")]
     NotGathered {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// What.
+        /// The value.
         value: String,
         /// What comes too early.
         user: String,
     },
 }
 
-/// Checks the plans of all ranks, in their order.
+/// Checks the plans of all ranks, in rank order.
 ///
 /// # Errors
-/// The first difference.
+/// The first problem found.
 pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
     let count = plans.len();
     for (position, plan) in plans.iter().enumerate() {
@@ -157,8 +162,8 @@ pub fn verify_ranks(plans: &[&Plan]) -> Result<(), RanksError> {
     })
 }
 
-/// A digest of what all ranks must do alike: equal if [`verify_ranks`] finds no difference between two plans, but for the sums that
-/// their machines exchange.
+/// A digest of what must be the same on all ranks, except for sums that machines exchange. Equal
+/// for two plans if [`verify_ranks`] finds no difference between them.
 pub fn shared_digest(plan: &Plan) -> u64 {
     let mut hasher = DefaultHasher::new();
     (plan.rank.machine, plan.rank.relay).hash(&mut hasher);
@@ -180,8 +185,8 @@ pub fn shared_digest(plan: &Plan) -> u64 {
     hasher.finish()
 }
 
-/// A digest of the sums that machines exchange: equal for ranks of equal numbers in their machines if [`verify_ranks`] finds no
-/// difference between their plans.
+/// A digest of the sums that machines exchange. Equal for ranks with the same local rank if
+/// [`verify_ranks`] finds no difference between their plans.
 pub fn sums_digest(plan: &Plan) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Ok(view) = View::new(plan) {
@@ -191,7 +196,7 @@ pub fn sums_digest(plan: &Plan) -> u64 {
     hasher.finish()
 }
 
-/// What all ranks must do alike.
+/// What must be the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Event {
     /// A collective: owner, bytes and name of each piece.
@@ -212,19 +217,20 @@ impl Event {
     }
 }
 
-/// A collective or a kernel that uses a piece, by its number among those of its segment.
+/// A use of a piece, by its number among the collectives or kernels of its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Use {
     Collective(usize),
     Kernel(usize),
 }
 
-/// What a segment does that all ranks must do alike. Kernels and collectives that have nothing in common may come in any order.
+/// What must be the same on all ranks in a segment. Kernels and collectives that have nothing in
+/// common may come in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Common {
     collectives: Vec<Event>,
     kernels: Vec<Event>,
-    /// By the name of what is moved: what uses it, in order.
+    /// Uses of each moved value, by name, in order.
     uses: BTreeMap<String, Vec<Use>>,
 }
 
@@ -253,12 +259,12 @@ fn first_difference(mine: &[Event], theirs: &[Event]) -> Option<(String, String)
     Some((word(mine.get(at)), word(theirs.get(at))))
 }
 
-/// A plan as others see it.
+/// A plan as other ranks see it.
 struct View<'a> {
     plan: &'a Plan,
     own: BTreeSet<ValueId>,
     gathered: BTreeSet<ValueId>,
-    /// Of what is gathered, by name.
+    /// Owners of gathered values, by name.
     owners: BTreeMap<String, u32>,
 }
 
@@ -283,11 +289,11 @@ impl<'a> View<'a> {
             || compute.writes.iter().any(|operand| self.gathered.contains(&operand.value))
     }
 
-    /// What a segment does that all ranks must do alike.
+    /// What must be the same on all ranks in a segment.
     fn common(&self, segment: SegmentId) -> Common {
         let name = |value: ValueId| self.plan.value(value).name.clone();
         let mut common = Common::default();
-        // First what is moved: only its uses matter.
+        // First the moved values, because only their uses matter.
         for collective in self.collectives(segment) {
             for piece in of_all(collective) {
                 common.uses.entry(self.piece_name(collective.kind, piece)).or_default();
@@ -322,7 +328,8 @@ impl<'a> View<'a> {
         common
     }
 
-    /// The sums that a segment exchanges with ranks of the same number in their machines, which must do this alike.
+    /// The sums that a segment exchanges with the ranks of the same local rank, on which they must
+    /// be the same.
     fn sums(&self, segment: SegmentId) -> Vec<Event> {
         let is_of_sums = |c: &&Collective| c.kind == CollectiveKind::ExchangeSums;
         let exchanges = self.collectives(segment).filter(is_of_sums);
@@ -346,7 +353,7 @@ impl<'a> View<'a> {
         Event::Collective(kind, pieces.iter().map(named).collect())
     }
 
-    /// What a piece is called on the ranks that send it.
+    /// The name of a piece on the ranks that send it.
     fn piece_name(&self, kind: CollectiveKind, piece: &Moved) -> String {
         match (kind, &piece.received[..]) {
             (CollectiveKind::Exchange | CollectiveKind::ExchangeSums, received @ [_, ..]) => {
@@ -359,7 +366,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The name under which others send what is received.
+    /// The name under which other ranks send what this one receives.
     fn exchanged_name(&self, received: impl Iterator<Item = (u32, ValueId)>) -> String {
         let mut sent = BTreeSet::new();
         for (from, value) in received {
@@ -371,7 +378,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The pieces of a collective that every rank lists: all but sums, which are those of some ranks.
+/// The pieces of a collective that every rank lists: all but sums, which only some ranks list.
 fn of_all(collective: &Collective) -> &[Moved] {
     match collective.kind {
         CollectiveKind::Exchange | CollectiveKind::Gather => &collective.pieces,
@@ -379,7 +386,7 @@ fn of_all(collective: &Collective) -> &[Moved] {
     }
 }
 
-/// Everything that is gathered, with its owner.
+/// Every gathered value, with its owner.
 fn gathers(plan: &Plan) -> impl Iterator<Item = (ValueId, u32)> {
     let collectives = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
         Work::Collective(collective) => Some(collective),
@@ -392,7 +399,7 @@ fn gathers(plan: &Plan) -> impl Iterator<Item = (ValueId, u32)> {
     })
 }
 
-/// What is exchanged is new when it is sent, and read once when it was received.
+/// Checks that values are new when they are sent, and read once after they are received.
 fn check_exchanged(plan: &Plan) -> Result<(), RanksError> {
     let rank = plan.rank.rank;
     let exchanges = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
@@ -442,7 +449,8 @@ fn check_exchanged(plan: &Plan) -> Result<(), RanksError> {
     }
 }
 
-/// Kernels of the owner alone write what is gathered, and nothing uses it before all ranks have it.
+/// Checks that only kernels of its owner write a gathered value, and that nothing uses it before
+/// all ranks have it.
 fn check_gathered(plan: &Plan) -> Result<(), RanksError> {
     let rank = plan.rank.rank;
     let owners: BTreeMap<ValueId, u32> = gathers(plan).collect();

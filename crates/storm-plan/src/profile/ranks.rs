@@ -1,4 +1,4 @@
-//! What connects the ranks of a step.
+//! The link between the ranks of a step.
 
 use super::{HardwareProfile, ProfileError};
 use crate::collective::{CollectiveKind, RankPlace, busiest_bytes};
@@ -8,33 +8,34 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankLink {
-    /// Between how many ranks the figures were measured, or are meant for.
+    /// The number of ranks that the figures were measured with, or are meant for.
     pub ranks: u32,
-    /// Bytes per second that a rank sends, and as many that it receives, while all do.
+    /// Bytes per second that a rank sends while it receives as much, with all ranks active.
     pub bandwidth: f64,
-    /// Of each collective.
+    /// Latency of each collective.
     pub latency_seconds: f64,
-    /// The share of the multiprocessors that collectives take from kernels while they run, 0 to less than 1.
+    /// Share of the multiprocessors that collectives take from kernels while they run, below 1.
     #[serde(default)]
     pub share: f64,
-    /// How ranks are spread over machines; none if one machine has all of them.
+    /// How ranks are spread over machines. `None` if one machine has all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machines: Option<MachineLink>,
 }
 
-/// The network between machines, each of which has as many ranks.
+/// The network between machines, which all have the same number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineLink {
     /// How many ranks a machine has.
     pub ranks: u32,
-    /// Bytes per second that a machine sends, and as many that it receives.
+    /// Bytes per second that a machine sends while it receives as much.
     pub bandwidth: f64,
 }
 
 impl RankLink {
-    /// How much longer kernels take because collectives have some of the multiprocessors, if both take this long alone. How much
-    /// of their time overlaps is not known before a simulation, so its upper bound is used: all of it.
+    /// Factor by which kernels slow down because collectives take some of the multiprocessors. Both
+    /// times are those without the other. The overlap is unknown before a simulation, so this
+    /// assumes the maximum.
     pub(crate) fn slowdown(&self, computing_seconds: f64, moving_seconds: f64) -> f64 {
         let beside = moving_seconds.min(computing_seconds);
         match self.share > 0.0 && beside > 0.0 {
@@ -43,12 +44,13 @@ impl RankLink {
         }
     }
 
-    /// How long a gather through relays takes: owners send to one rank of every other machine, then ranks of a machine
-    /// send each other what they have.
+    /// Time of a gather through relays: owners send to one rank of every other machine, then ranks
+    /// of a machine send each other what they have.
     fn relayed_gather_seconds(&self, place: RankPlace, owned: &[usize]) -> f64 {
         let relay = place.relay.max(1) as usize;
         let total: usize = owned.iter().sum();
-        // By number in a machine: the bytes that ranks of this number own, and the most that one of them lacks.
+        // By local rank: the bytes that ranks with this number own, and the most that one of them
+        // lacks.
         let of_number = |number: usize| owned.iter().skip(number).step_by(relay).copied();
         let sums: Vec<usize> = (0..relay).map(|number| of_number(number).sum()).collect();
         let lacks = |number: usize| sums[number] - of_number(number).min().unwrap_or(0);
@@ -64,7 +66,7 @@ impl RankLink {
         2.0 * self.latency_seconds + between + inside
     }
 
-    /// Refuses figures that no link has.
+    /// Refuses impossible figures.
     pub(super) fn check(&self) -> Result<(), ProfileError> {
         let refuse = |field, value| Err(ProfileError::Number { field, value });
         let is_rate = |value: f64| value > 0.0 && value.is_finite();
@@ -92,8 +94,8 @@ impl RankLink {
 }
 
 impl HardwareProfile {
-    /// How long a collective takes: as long as on the slowest rank. `owned` has the bytes of each rank's pieces; of sums, those of
-    /// the pieces that this rank has a part in.
+    /// Time of a collective on the slowest rank. `owned` has the bytes of each rank's pieces. For
+    /// sums, it has only pieces that this rank takes part in.
     pub(crate) fn collective_seconds(
         &self,
         kind: CollectiveKind,
@@ -112,9 +114,10 @@ impl HardwareProfile {
             let total = owned.iter().sum::<usize>() as f64;
             let share = of_machine / ranks;
             let bytes = match kind {
-                // Its own lanes stay in a machine.
+                // A machine's own lanes stay on it.
                 CollectiveKind::Exchange if place.has_levels() => 0.0,
-                // Each rank of a machine sends what ranks of others own, or their share of sums, or receives that in a gather.
+                // Each rank of a machine sends what ranks on others own, or its share of sums, or
+                // receives that in a gather.
                 _ => of_machine * total * (1.0 - share),
             };
             bytes / machine.bandwidth
@@ -131,7 +134,7 @@ mod tests {
     use crate::{TensorKind, simulate};
     use storm_graph::TensorClass;
 
-    /// Four ranks, and a collective of a piece of 100 bytes for each of these owners.
+    /// Four ranks, and a collective with a piece of 100 bytes for each of these owners.
     fn of_owners(kind: CollectiveKind, owners: [u32; 4]) -> (Plan, Collective) {
         let mut plan = Plan { rank: RankPlace::flat(0, 4), ..Plan::default() };
         plan.links = plan.links.and_ranks();
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn a_machine_sends_what_others_own() {
         let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
-        // Two ranks send half of 400 bytes each; two ranks receive half of 400 bytes each.
+        // Two ranks send half of 400 bytes each. Two ranks receive half of 400 bytes each.
         assert_eq!(seconds(CollectiveKind::Exchange, [0, 1, 2, 3], machines), 40.5);
         assert_eq!(seconds(CollectiveKind::Gather, [0, 1, 2, 3], machines), 40.5);
         let one = Some(MachineLink { ranks: 4, bandwidth: 10.0 });
@@ -188,9 +191,9 @@ mod tests {
         let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
         let place = RankPlace::on_machines(0, 4, 2);
         let (lanes, sums) = (CollectiveKind::Exchange, CollectiveKind::ExchangeSums);
-        // A rank sends half of its 400 bytes to the other one of its machine.
+        // A rank sends half of its 400 bytes to the other rank of its machine.
         assert_eq!(seconds_at(place, lanes, [0, 1, 2, 3], machines), 2.5);
-        // Pieces 0 and 2 of 100 bytes have two halves each: one rank of a machine sends 100, and so does the other.
+        // Each of the two ranks of a machine sends 200 bytes to its peer on the other.
         assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], machines), 40.5);
         assert_eq!(seconds_at(place, sums, [0, 0, 2, 2], None), 2.5);
     }
@@ -200,11 +203,12 @@ mod tests {
         let machines = Some(MachineLink { ranks: 2, bandwidth: 10.0 });
         let place = RankPlace { relay: 2, ..RankPlace::flat(0, 4) };
         let gather = CollectiveKind::Gather;
-        // A machine receives 200 bytes, then each of its ranks sends the other 200; both rounds have a latency.
+        // A machine receives 200 bytes, then each of its ranks sends the other 200. Both rounds
+        // have a latency.
         assert_eq!(seconds_at(place, gather, [0, 1, 2, 3], machines), 1.0 + 20.0 + 2.0);
         // The other machine receives all 400 bytes, and one rank of each machine sends the other 400.
         assert_eq!(seconds_at(place, gather, [0; 4], machines), 1.0 + 40.0 + 4.0);
-        // Ranks send each other 100 bytes each.
+        // Each rank sends 100 bytes to its peer, then 200 inside its machine.
         assert_eq!(seconds_at(place, gather, [0, 1, 2, 3], None), 1.0 + 1.0 + 2.0);
     }
 
