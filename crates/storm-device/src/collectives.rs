@@ -1,12 +1,14 @@
-//! What a device needs for the queue of collectives: a way to other ranks, and what to send where.
+//! What a device needs for the queue of collectives: a connection to other ranks, and what to send
+//! where.
 
 use std::fmt;
 use std::ops::Range;
 use storm_plan::{Collective, CollectiveKind, Compute, Moved, Operand, Place, Plan, RankPlace};
 
-/// A way to all other ranks of a step.
+/// A connection to all other ranks of a step.
 pub trait Collectives: fmt::Debug + Send + Sync {
-    /// Sends `send[sends[i]]` to rank `i` and puts what rank `i` sent here into `receive[receives[i]]`.
+    /// Sends `send[sends[i]]` to rank `i`, and receives what rank `i` sends into
+    /// `receive[receives[i]]`.
     ///
     /// # Errors
     /// A rank is gone.
@@ -19,7 +21,7 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// Some bytes of device memory, and where they are in what is sent or received.
+/// Some bytes of device memory, and their position in the send or receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
     pub(crate) place: Place,
@@ -34,11 +36,11 @@ pub(crate) struct Messages {
     pub(crate) sends: Vec<Range<usize>>,
     pub(crate) receives: Vec<Range<usize>>,
     pub(crate) unpack: Vec<Packed>,
-    /// Own pieces that are put elsewhere: from, to, bytes.
+    /// Own pieces to copy to another place: from, to, bytes.
     pub(crate) kept: Vec<(Place, Place, usize)>,
 }
 
-/// Which way pieces go in one round of a collective, as a rank sees it.
+/// Where pieces go in one round of a collective, as a rank sees it.
 struct Route<'a> {
     /// What is sent, and to which ranks.
     sends: Vec<(&'a Operand, Vec<u32>)>,
@@ -47,7 +49,7 @@ struct Route<'a> {
 }
 
 impl Messages {
-    /// The rounds of a collective: what one receives, the next may send.
+    /// The rounds of a collective. A round may send what an earlier one received.
     pub(crate) fn rounds(plan: &Plan, collective: &Collective) -> Vec<Messages> {
         let place = plan.rank;
         let routes = match collective.kind {
@@ -77,7 +79,7 @@ impl Messages {
         };
         let mut messages = Messages::default();
         let mut sent: Vec<(&[u32], Range<usize>)> = Vec::new();
-        // Ranks that get the same share a message.
+        // Ranks that get the same pieces share a message.
         let mut receivers: Vec<&[u32]> = Vec::new();
         for (_, to) in &route.sends {
             if !receivers.contains(&&to[..]) {
@@ -119,7 +121,7 @@ impl Messages {
         within(&self.unpack, self.receives[rank as usize].clone())
     }
 
-    /// How much is sent, and how much is received.
+    /// Lengths of the send and receive buffers.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         let end = |ranges: &[Range<usize>]| ranges.iter().map(|range| range.end).max();
         (end(&self.sends).unwrap_or(0), end(&self.receives).unwrap_or(0))
@@ -138,8 +140,8 @@ fn exchange(place: RankPlace, collective: &Collective) -> Route<'_> {
     Route { sends, receives: collective.writes().map(|(from, operand)| (*from, operand)).collect() }
 }
 
-/// Some ranks get every piece whose source is one of them. The source of a piece depends on its owner; one that does not own
-/// the piece has received it in an earlier round.
+/// Every member gets the pieces whose source is a member. The source of a piece depends on its
+/// owner. A source that does not own the piece received it in an earlier round.
 fn gather(
     place: RankPlace,
     collective: &Collective,
@@ -160,7 +162,7 @@ fn gather(
     Route { sends, receives }
 }
 
-/// Own pieces that a rank puts elsewhere.
+/// Own pieces that a rank copies to another place.
 fn kept(plan: &Plan, collective: &Collective) -> Vec<(Place, Place, usize)> {
     let mut kept = Vec::new();
     for Moved { sent, received, .. } in &collective.pieces {
@@ -174,7 +176,7 @@ fn kept(plan: &Plan, collective: &Collective) -> Vec<(Place, Place, usize)> {
     kept
 }
 
-/// What lies in a range of what is sent or received.
+/// What is in a range of the send or receive buffer.
 fn within(packed: &[Packed], range: Range<usize>) -> impl Iterator<Item = &Packed> {
     packed.iter().filter(move |packed| range.contains(&packed.at))
 }
@@ -187,7 +189,8 @@ mod tests {
 
     const PIECE: usize = 64;
 
-    /// A gather on a rank, of a piece for each of these owners. An owner has its piece at the place where the others get it.
+    /// A gather on a rank, with a piece for each of these owners. An owner has its piece where the
+    /// others receive it.
     fn gather_on(place: RankPlace, owners: &[u32]) -> (Plan, Collective) {
         let mut plan = Plan { rank: place, ..Plan::default() };
         let mut pieces = Vec::new();
@@ -202,10 +205,11 @@ mod tests {
         (plan, Collective { kind: CollectiveKind::Gather, pieces, moves: TensorKind::Weights })
     }
 
-    /// Of each piece, whose contents a rank has.
+    /// The owner of the contents that a rank has of each piece.
     type Pieces = Vec<Option<u32>>;
 
-    /// Runs the rounds of all ranks. Returns what each has of every piece, and how often each pair of ranks sent a piece.
+    /// Runs the rounds of all ranks. Returns what each has of every piece, and the sender and
+    /// receiver of each piece sent.
     fn run(places: &[RankPlace], owners: &[u32]) -> (Vec<Pieces>, Vec<(u32, u32)>) {
         let has = |rank: u32, owner: u32| (rank == owner).then_some(owner);
         let mut pieces: Vec<Pieces> = (0..places.len() as u32)

@@ -18,7 +18,7 @@ use storm_plan::Plan;
 use storm_ranks::Place;
 use storm_ranks::nccl::{self, Communicator, Id, Message, Nccl, Piece};
 
-/// How many GPUs this process sees.
+/// The number of GPUs that this process sees.
 ///
 /// # Errors
 /// There is no driver, or no GPU.
@@ -27,8 +27,8 @@ pub fn visible_cards() -> Result<usize, CudaError> {
     context::card_count()
 }
 
-/// GPU number `ordinal`, and its address on the machine's bus, which tells it apart from others there. Empty if the driver does not
-/// say.
+/// GPU number `ordinal`, and its address on the machine's bus, which distinguishes it from others.
+/// The address is empty if the driver does not report it.
 ///
 /// # Errors
 /// There is no such GPU.
@@ -39,7 +39,8 @@ pub fn find_card(ordinal: usize) -> Result<(Card, String), CudaError> {
     Ok((card, bus))
 }
 
-/// This rank's GPU before it is connected. All that can fail for a reason of its own happens before ranks wait for each other.
+/// This rank's GPU before it is connected. Everything that can fail on one rank alone happens
+/// before ranks wait for each other.
 pub struct OpenCard {
     context: Arc<Context>,
 }
@@ -60,13 +61,13 @@ pub struct CudaRanks {
     communicator: Communicator,
     context: Arc<Context>,
     nccl_bytes: u64,
-    /// Of the collectives of plans.
+    /// Times the collectives of plans.
     clock: Clock,
 }
 
 impl CudaRanks {
-    /// Connects a GPU to those of all other ranks, which call this at the same time, and sends each of
-    /// them a message: so NCCL allocates what it needs before anything is planned.
+    /// Connects a GPU to those of all other ranks, which call this at the same time. Sends each of
+    /// them a message, so that NCCL allocates what it needs before anything is planned.
     ///
     /// # Errors
     /// From the driver or from NCCL, or if what arrives is not what was sent.
@@ -99,7 +100,8 @@ impl CudaRanks {
         self.nccl_bytes
     }
 
-    /// Waits for all that was queued and disconnects, if nothing else uses the connection. Every rank does this.
+    /// Waits for all queued work and disconnects, if nothing else uses the connection. Every rank
+    /// does this.
     ///
     /// # Errors
     /// From the driver or from NCCL.
@@ -146,8 +148,8 @@ impl CudaRanks {
     /// Queues the messages of a round of a collective.
     ///
     /// # Safety
-    /// Until the stream has executed this, nothing writes what is sent, and nothing accesses what is received. The other
-    /// ranks queue the counterparts of these messages.
+    /// Until the stream has executed this, nothing writes what is sent, and nothing accesses what
+    /// is received. The other ranks queue the counterparts of these messages.
     pub(super) unsafe fn queue(
         &self,
         messages: &PlacedMessages,
@@ -155,7 +157,7 @@ impl CudaRanks {
     ) -> Result<(), CudaError> {
         let PlacedMessages { sends, receives, kept } = messages;
         for &(from, to, bytes) in kept {
-            // SAFETY: by the promise of the caller; both are in one block and do not overlap.
+            // SAFETY: as the caller guarantees. Both are in one block and do not overlap.
             unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.handle()) }
                 .result()
                 .map_err(CudaError::driver("queueing a copy"))?;
@@ -164,7 +166,7 @@ impl CudaRanks {
             return Ok(());
         }
         let stream = nccl::Stream(stream.handle().cast());
-        // SAFETY: by the promise of the caller.
+        // SAFETY: as the caller guarantees.
         Ok(unsafe { self.communicator.exchange(sends, receives, stream) }?)
     }
 
@@ -178,22 +180,22 @@ impl CudaRanks {
         stream: &Stream,
     ) -> Result<(), CudaError> {
         self.clock.time(&self.context, stream, || {
-            // SAFETY: by the promise of the caller. A stream runs one round after the other.
+            // SAFETY: as the caller guarantees. A stream runs one round after the other.
             rounds.iter().try_for_each(|messages| unsafe { self.queue(messages, stream) })
         })
     }
 
-    /// Seconds that timed collectives took on the card, of those that ended since this was last asked.
+    /// Seconds that timed collectives took on the card, of those that ended since the last call.
     pub(super) fn take_seconds(&self) -> Result<f64, CudaError> {
         self.clock.take_seconds()
     }
 
-    /// Fails if something that was queued has, as when another rank has ended. What waits for that rank on the card then ends
-    /// too.
+    /// Fails if something that was queued failed, such as when another rank has ended. What waits
+    /// for that rank on the card is then aborted.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let Some(failure) = self.communicator.failure() else { return Ok(()) };
         let aborter = self.communicator.aborter();
-        // This may hang. Without a thread for it, the process ends with what is queued.
+        // Aborting may hang. If no thread can be started for it, queued work ends with the process.
         let _ = std::thread::Builder::new()
             .name("nccl-abort".to_owned())
             .spawn(move || aborter.abort());
@@ -207,18 +209,18 @@ impl fmt::Debug for CudaRanks {
     }
 }
 
-/// The messages of a round of a collective, with addresses. Nothing is packed: each piece goes from its place on one card to its place on
-/// another.
+/// The messages of a round of a collective, with addresses. Nothing is packed: each piece goes from
+/// its place on one card to its place on another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlacedMessages {
     sends: Vec<Message>,
     receives: Vec<Message>,
-    /// Own pieces that are put elsewhere: from, to, bytes.
+    /// Own pieces to copy to another place: from, to, bytes.
     kept: Vec<(u64, u64, usize)>,
 }
 
 impl PlacedMessages {
-    /// Those of a round of a collective of a plan, in a block of its size.
+    /// The messages of a round of a collective, in a block of the plan's size.
     pub(super) fn new(
         plan: &Plan,
         name: &str,
@@ -262,7 +264,7 @@ mod tests {
     use super::*;
     use storm_plan::{Place, Tier};
 
-    /// Two pieces to each of two ranks, one from each, and an own one that moves.
+    /// Two pieces to one rank and one to another, one from each, and an own piece that moves.
     #[test]
     fn pieces_go_straight_to_their_places() {
         let place = |offset| Place { tier: Tier::DEVICE, offset };
