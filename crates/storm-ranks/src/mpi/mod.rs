@@ -177,7 +177,7 @@ impl Mpi {
 
     fn begin(&mut self, collective: Collective) -> Pending {
         // The tag detects ranks that are at different collectives, before they mix up data.
-        let tag = (self.count * 8 + collective as u32) % TAG_END;
+        let tag = self.count.wrapping_mul(8).wrapping_add(collective as u32) % TAG_END;
         self.count = self.count.wrapping_add(1);
         Pending { collective, tag: tag as c_int, sending: Vec::new(), receiving: Vec::new() }
     }
