@@ -83,7 +83,7 @@ fn guards_that_are_dropped_wait() -> Result<(), DeviceError> {
 }
 
 /// Slots are taken, filled, read by several and given back in any order, while older copies still run:
-/// nobody sees anybody else's bytes.
+/// no caller sees the bytes of another.
 #[test]
 fn places_are_reused_without_a_race() -> Result<(), DeviceError> {
     for seed in 0..4 {

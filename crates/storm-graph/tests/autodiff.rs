@@ -218,7 +218,7 @@ fn nothing_is_computed_for_frozen_parameters() {
     );
 }
 
-/// No op makes a gradient that nobody asked for.
+/// No op computes a gradient that was not requested.
 #[test]
 fn frozen_parameters_are_skipped_inside_of_ops() {
     let mut model = model(&["norm", "head"], false);

@@ -47,7 +47,7 @@ impl Builder {
     }
 }
 
-/// The copies made are of the tensors named, and nobody reads a tensor after it is overwritten.
+/// The copies made are of the tensors named, and no op reads a tensor after it is overwritten.
 fn check_copies(graph: &Graph, expected: &[&str]) {
     let copies: Vec<&str> = graph
         .nodes()

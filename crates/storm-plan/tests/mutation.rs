@@ -33,7 +33,7 @@ fn unsafe_mutants_are_caught() {
     );
     assert!(verdicts.caught > 5_000, "too few of {} mutants are unsafe", verdicts.total());
     assert!(verdicts.harmless > 100, "too few of {} mutants are safe", verdicts.total());
-    // Copies that nobody needs are refused for what they say they carry, and waits for nothing.
+    // Copies without a reader are refused for what they say they carry, and waits for nothing.
     assert!(
         verdicts.strict.len() * 50 < verdicts.total(),
         "{} of {} mutants are refused though they are safe:\n{}",

@@ -3,7 +3,7 @@
 use std::io::pipe;
 use std::process::{Command, Stdio};
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 fn unread() -> Stdio {
     let (reader, writer) = pipe().unwrap();
     drop(reader);
