@@ -20,7 +20,7 @@ use crate::feed::Numbering;
 use crate::micro_batch::{MicroBatch, NamedInputs, Values};
 use crate::trainer::{OwnLanes, Trainer, check_rate};
 use crate::weights;
-use crate::{AnyBatch, MemoryReading, RunError, StepReport, TrainError};
+use crate::{AnyBatch, MemoryReading, RunError, StepReport, Stop, TrainError};
 use figures::Memory;
 use half::bf16;
 use orders::Order;
@@ -52,6 +52,7 @@ pub enum Heard {
 pub struct Ranks {
     shared: Arc<Mutex<Shared>>,
     place: Place,
+    stop: Stop,
 }
 
 struct Shared {
@@ -69,7 +70,12 @@ impl Ranks {
         let place = engine.place();
         let (collective_time, memory) = (Duration::ZERO, Memory::default());
         let shared = Shared { engine, in_step: false, collective_time, memory };
-        Ranks { shared: Arc::new(Mutex::new(shared)), place }
+        Ranks { shared: Arc::new(Mutex::new(shared)), place, stop: Stop::new() }
+    }
+
+    /// A stop requested on this rank. The first rank learns of it with the next step and ends the run.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     /// Which rank this is.
@@ -211,6 +217,8 @@ pub(crate) struct RankState {
     batches: Vec<AnyBatch>,
     /// What every rank said of the last step.
     figures: Vec<RankFigures>,
+    /// The first rank on which a stop was requested by the end of the last step.
+    stopping: Option<u32>,
     /// Whether all ranks write checkpoints. The first one knows it.
     writes_checkpoints: bool,
 }
@@ -306,8 +314,8 @@ impl<D: PlanDevice> Trainer<D> {
         let mut tensors: Vec<String> =
             all.filter(|tensor| is_kept(tensor.class)).map(|tensor| tensor.name.clone()).collect();
         tensors.sort();
-        let (batches, figures) = (Vec::new(), Vec::new());
-        Ok(RankState { ranks, tensors, batches, figures, writes_checkpoints: false })
+        let (batches, figures, stopping) = (Vec::new(), Vec::new(), None);
+        Ok(RankState { ranks, tensors, batches, figures, stopping, writes_checkpoints: false })
     }
 
     /// Every parameter, in parts that are sent at once.
@@ -359,6 +367,14 @@ struct HeardStep {
     rate: f32,
 }
 
+/// A step that all ranks have made.
+struct StepOnRanks {
+    report: StepReport,
+    figures: Vec<RankFigures>,
+    /// The first rank on which a stop was requested.
+    stopping: Option<u32>,
+}
+
 impl<D: PlanDevice> Trainer<D> {
     /// Lets the other ranks apply what is pending, too.
     pub(crate) fn tell_flush(&self) -> Result<(), TrainError> {
@@ -380,17 +396,22 @@ impl<D: PlanDevice> Trainer<D> {
         ranks.order(Order::Step(message.len() as u64))?;
         ranks.lock().engine.broadcast(0, &mut message)?;
         ranks.set_in_step(true);
-        let (report, figures) = self.step_on_ranks(&ranks, batches, counted, rate)?;
+        let made = self.step_on_ranks(&ranks, batches, counted, rate)?;
         ranks.set_in_step(false);
         if let Some(state) = &mut self.ranks {
-            state.figures = figures;
+            (state.figures, state.stopping) = (made.figures, made.stopping);
         }
-        Ok(report)
+        Ok(made.report)
     }
 
     /// Time and memory of all ranks in the last step; empty if this one makes steps alone.
     pub fn rank_figures(&self) -> &[RankFigures] {
         self.ranks.as_ref().map_or(&[], |state| &state.figures)
+    }
+
+    /// The first rank on which a stop was requested, as of the last step.
+    pub(crate) fn stopping_rank(&self) -> Option<u32> {
+        self.ranks.as_ref().and_then(|state| state.stopping)
     }
 
     /// The next micro-batches of the source, for a step on all ranks.
@@ -453,14 +474,14 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(HeardStep { batches, updates, counted: counted as usize, rate })
     }
 
-    /// This rank's lanes of a step, and losses and figures of all.
+    /// This rank's lanes of a step, and what all ranks say of theirs.
     fn step_on_ranks<B: MicroBatch>(
         &mut self,
         ranks: &Ranks,
         batches: &[B],
         counted: usize,
         rate: f32,
-    ) -> Result<(StepReport, Vec<RankFigures>), TrainError> {
+    ) -> Result<StepOnRanks, TrainError> {
         check_rate(rate)?;
         let begun = Instant::now();
         ranks.lock().collective_time = Duration::ZERO;
@@ -475,14 +496,17 @@ impl<D: PlanDevice> Trainer<D> {
         let (losses, found) = results.split_at_mut(own.len());
         let own_lanes = OwnLanes { losses: Some(losses), found: Some(found), numbering };
         let report = self.step_of_lanes(&own, counted, rate, own_lanes)?;
-        // Both in one message.
+        // All in one message.
         let mut message = bytes_of(&results).to_vec();
         message.extend(self.own_figures(ranks, begun)?.to_bytes());
+        message.push(ranks.stop.is_requested().into());
         let mut all = vec![0; count * message.len()];
         ranks.gather(&message, &mut all)?;
-        let (mut figures, mut all_results) = (Vec::new(), Vec::new());
+        let (mut figures, mut all_results, mut stopping) = (Vec::new(), Vec::new(), None);
         for (rank, message) in (0..).zip(all.chunks(message.len())) {
+            let (is_stopping, message) = message.split_last().expect("never empty");
             let (of_rank, of_figures) = message.split_at(message.len() - RankFigures::BYTES);
+            stopping = stopping.or((*is_stopping != 0).then_some(rank));
             bytes_of_mut(&mut results).copy_from_slice(of_rank);
             all_results.push(results.clone());
             figures.push(RankFigures::of_bytes(rank, of_figures));
@@ -495,7 +519,7 @@ impl<D: PlanDevice> Trainer<D> {
             found[of_lane].iter().for_each(|one| correct += one);
         }
         let accuracy = report.accuracy.map(|_| correct / counted as f32);
-        Ok((StepReport { loss, accuracy, ..report }, figures))
+        Ok(StepOnRanks { report: StepReport { loss, accuracy, ..report }, figures, stopping })
     }
 
     /// What this rank says of a step that began then.

@@ -244,6 +244,10 @@ impl Sink for Progress {
             Event::Ranks { step, ranks } => {
                 self.object(json!({"event": "ranks", "step": step, "ranks": ranks}));
             }
+            Event::StopOnRank { step, rank } => {
+                eprintln!("\nrank {rank} was told to stop: saving after step {step}");
+                self.object(json!({"event": "stop_on_rank", "step": step, "rank": rank}));
+            }
             Event::MemoryAlarm { step, rank, alarm } => {
                 let of_rank = rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
                 eprintln!("warning: step {step}: {of_rank}{alarm}");

@@ -5,14 +5,12 @@ use super::data::DataForm;
 use super::device::{CpuUse, DeviceKind, Machine, Share, Trains};
 use super::model::Outline;
 use super::options::Settings;
-use super::{Prepared, config, setup};
+use super::{Prepared, config, setup, signals};
 use crate::disk_tier::DiskTier;
 use crate::joined::Joined;
 use crate::{UsageError, machines, memory_limits};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use storm_device::DiskOptions;
 use storm_device::cpu::CpuPlanDevice;
@@ -219,10 +217,7 @@ pub(super) fn tell(
 
 /// Any other rank: computes lanes until the run is over.
 fn follow(crew: &Crew) -> Result<u8> {
-    // Ctrl-C reaches every rank. The first one ends the run.
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
-    }
+    signals::pass_on(crew.ranks.stop())?;
     loop {
         let message = match crew.ranks.hear()? {
             Heard::Message(message) => message,

@@ -10,28 +10,38 @@ use storm_train::Stop;
 /// The exit code a shell reports for a program ended by Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
-/// Makes signals request a stop. An ignored SIGHUP, as under `nohup`, stays ignored.
+/// Makes signals request a stop of the run.
 pub(super) fn listen(stop: &Stop) -> Result<()> {
+    let stop = stop.clone();
+    on_signals(move || {
+        if stop.request() {
+            // Safe even during a save: a checkpoint is moved into place only when complete, so the last one is intact.
+            std::process::exit(INTERRUPTED);
+        }
+        eprintln!("\nfinishing the step, then saving; press Ctrl-C again to exit at once");
+    })
+}
+
+/// Makes signals request a stop on a rank other than the first, which ends the run. Ctrl-C reaches all ranks, so a second
+/// one does nothing here: the first rank exits at once, and with it all of them.
+pub(super) fn pass_on(stop: &Stop) -> Result<()> {
+    let stop = stop.clone();
+    on_signals(move || {
+        stop.request();
+    })
+}
+
+/// Calls a function for each signal to end. An ignored SIGHUP, as under `nohup`, stays ignored.
+fn on_signals(mut react: impl FnMut() + Send + 'static) -> Result<()> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut listened = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP, &status) {
         listened.push(SIGHUP);
     }
     let mut signals = Signals::new(listened).context("cannot listen to signals")?;
-    let stop = stop.clone();
-    let wait = move || {
-        for _ in signals.forever() {
-            if stop.request() {
-                // Safe even during a save: a checkpoint is moved into place only when complete, so the last one is
-                // intact.
-                std::process::exit(INTERRUPTED);
-            }
-            eprintln!("\nfinishing the step, then saving; press Ctrl-C again to exit at once");
-        }
-    };
     thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(wait)
+        .spawn(move || signals.forever().for_each(|_| react()))
         .context("cannot start a thread that listens to signals")?;
     Ok(())
 }

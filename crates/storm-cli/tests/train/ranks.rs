@@ -237,6 +237,57 @@ fn processes(folder: &Path) -> BTreeMap<usize, i32> {
     found
 }
 
+/// Sends a signal to one rank of a run.
+fn signal(folder: &Path, rank: usize, signal: rustix::process::Signal) {
+    let ranks = processes(folder);
+    assert_eq!(ranks.len(), 4, "{ranks:?}");
+    let process = rustix::process::Pid::from_raw(ranks[&rank]).expect("a process");
+    rustix::process::kill_process(process, signal).expect("it runs");
+}
+
+/// SIGTERM or Ctrl-C on any rank, the first or another: all save after the same step and exit with
+/// 0, and the run resumes as if it had never stopped.
+#[test]
+fn a_stop_of_one_rank_stops_all() {
+    use rustix::process::Signal;
+    let place = Place::new();
+    let folder = std::fs::canonicalize(place.path()).expect("a path");
+    let whole = losses(&place.run("whole", &with(&["--steps", "30"])).succeeded());
+    for (number, mpi) in mpis().iter().enumerate() {
+        let name = format!("stopped-{number}");
+        let mut found = BTreeMap::new();
+        // More steps than any run makes before its signal arrives.
+        for (rank, sent) in [(2, Signal::TERM), (0, Signal::TERM), (3, Signal::INT)] {
+            let flags = with(&["--steps", "1000000", "--resume"]);
+            let flags = if found.is_empty() { &flags[..flags.len() - 1] } else { &flags };
+            let mut command = mpi.command(&place, 4, &name, flags);
+            let mut child =
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun");
+            let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+            let (mut events, mut is_sent) = (Vec::new(), false);
+            for line in lines.map_while(Result::ok).filter(|line| line.starts_with('{')) {
+                let event: Value = serde_json::from_str(&line).expect("an event");
+                if is(&event, "step") && !is_sent {
+                    signal(&folder, rank, sent);
+                    is_sent = true;
+                }
+                events.push(event);
+            }
+            let output = child.wait_with_output().expect("it ends");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{errors}");
+            let last = events.iter().find(|event| is(event, "finished")).expect("it finishes");
+            assert_eq!(last["reason"], "stopped as asked", "{last}");
+            let stops = events.iter().find(|event| is(event, "stop_on_rank"));
+            assert_eq!(stops.map(|stop| stop["rank"].clone()), (rank > 0).then(|| rank.into()));
+            assert_eq!(errors.contains(&format!("rank {rank} was told to stop")), rank > 0);
+            found.extend(losses(&events));
+        }
+        let found: Vec<_> = found.into_iter().take(whole.len()).collect();
+        assert_eq!(found, whole[..found.len()]);
+    }
+}
+
 #[test]
 fn a_killed_rank_ends_all_and_the_run_goes_on() {
     let place = Place::new();
@@ -269,12 +320,7 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
             found.extend(losses(std::slice::from_ref(&event)));
             made += u32::from(is(&event, "step"));
             if made == 5 {
-                let ranks = processes(&folder);
-                assert_eq!(ranks.len(), 4, "{ranks:?}");
-                let victim = rustix::process::Pid::from_raw(ranks[&random.below(4)]);
-                let victim = victim.expect("a process");
-                rustix::process::kill_process(victim, rustix::process::Signal::KILL)
-                    .expect("it runs");
+                signal(&folder, random.below(4), rustix::process::Signal::KILL);
                 killed = Some(Instant::now());
                 made += 1;
             }

@@ -132,6 +132,13 @@ pub enum Event<'a> {
         /// Some or all ranks, in order.
         ranks: &'a [RankFigures],
     },
+    /// A stop was requested on another rank. A checkpoint follows, and the run ends.
+    StopOnRank {
+        /// The last step.
+        step: u64,
+        /// The rank.
+        rank: u32,
+    },
     /// Device memory is not as planned. If the alarm is critical, a checkpoint follows.
     MemoryAlarm {
         /// The last step before it.

@@ -225,6 +225,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             if stop.is_requested() {
                 break StopReason::Requested;
             }
+            if let Some(rank) = self.trainer.stopping_rank() {
+                observer.event(&Event::StopOnRank { step: self.progress.step, rank })?;
+                break StopReason::Requested;
+            }
             if self.is_out_of_patience() {
                 break StopReason::NoGain;
             }
