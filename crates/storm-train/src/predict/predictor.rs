@@ -684,7 +684,7 @@ impl Predictor {
         let reference = self.has_reference.then_some(StatePart::Reference);
         let state = self.copies.state.as_ref().map(|_| StatePart::Direction);
         let mut controller = None;
-        if let (Some(rssm), Some(state)) = (&self.rssm, &mut self.copies.controller) {
+        if let (Some(rssm), Some(state)) = (&mut self.rssm, &mut self.copies.controller) {
             rssm.write(state.bytes_mut(0));
             controller = Some(StatePart::Controller);
         }

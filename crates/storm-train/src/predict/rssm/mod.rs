@@ -7,6 +7,7 @@ mod adam;
 mod calibration;
 mod choice;
 mod lanes;
+mod learner;
 mod network;
 mod observe;
 mod rollout;
@@ -18,6 +19,7 @@ use super::phases::Phase;
 use super::updates::UpdatesSeen;
 use adam::Adam;
 use choice::{Prospect, Terms, prospects};
+use learner::{Learner, Lesson};
 use network::{ACTED, Network, OBSERVED, Tick, learners, words_of};
 use observe::Seen;
 use rollout::{LENGTHS, Question, Rollouts};
@@ -121,7 +123,7 @@ pub(super) struct Rssm {
     seed: u64,
     settings: Settings,
     rollouts: Rollouts,
-    adam: Adam,
+    learner: Learner,
     /// Steps observed, and decisions made.
     steps: u32,
     decisions: u32,
@@ -134,7 +136,7 @@ impl Rssm {
     pub(super) fn new(seed: u64, settings: Settings) -> Rssm {
         let network = Network::new();
         Rssm {
-            adam: Adam::new(network.initial(seed)),
+            learner: Learner::new(Adam::new(network.initial(seed))),
             network,
             seed,
             settings,
@@ -147,7 +149,7 @@ impl Rssm {
         }
     }
 
-    /// Observes a step, and learns every few steps.
+    /// Observes a step. Every few steps it begins to learn, beside the steps that follow.
     pub(super) fn see(&mut self, step: &StepSeen) {
         let (action, observation, excess) = self.seen.step(step);
         if self.ticks.len() == TICKS {
@@ -157,10 +159,8 @@ impl Rssm {
         self.ticks.push_back(Tick { action, observation, excess, learners, jump: None });
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(LEARN_EVERY) {
-            let ticks = self.lesson();
-            let bits = (self.seed, self.steps);
-            let (_, gradients) = self.network.learn(self.adam.parameters(), &ticks, bits);
-            self.adam.step(&gradients);
+            let lesson = Lesson { ticks: self.lesson(), bits: (self.seed, self.steps) };
+            self.learner.begin(lesson);
         }
     }
 
@@ -190,7 +190,7 @@ impl Rssm {
             bits: (self.seed, self.steps),
         };
         let ticks = self.ticks.range(self.ticks.len().saturating_sub(SEQUENCE)..);
-        let parameters = self.adam.parameters();
+        let parameters = self.learner.adam().parameters();
         let imagined = self.rollouts.imagine(&self.network, parameters, ticks, &question);
         let cost_steps = self.settings.cost_steps;
         let fall_per_step = self.seen.fall_per_step();
@@ -261,11 +261,12 @@ impl Rssm {
     }
 
     /// Serializes all mutable state.
-    pub(super) fn write(&self, bytes: &mut [u8]) {
+    pub(super) fn write(&mut self, bytes: &mut [u8]) {
         let mut out = Writer(bytes);
-        self.adam.vectors().into_iter().flatten().for_each(|&value| out.f32(value));
+        let adam = self.learner.adam();
+        adam.vectors().into_iter().flatten().for_each(|&value| out.f32(value));
         let ticks = self.ticks.len() as u32;
-        [self.adam.steps(), self.steps, self.decisions, ticks].into_iter().for_each(|n| out.u32(n));
+        [adam.steps(), self.steps, self.decisions, ticks].into_iter().for_each(|n| out.u32(n));
         for tick in &self.ticks {
             tick.action.iter().chain(&tick.observation).for_each(|&value| out.f32(value));
             [tick.excess, f32::from(tick.learners)].into_iter().for_each(|value| out.f32(value));
@@ -287,7 +288,7 @@ impl Rssm {
         let mut from = Reader(bytes);
         let vectors = [(); 3].map(|()| from.f32s(self.network.parameters));
         let [adam_steps, steps, decisions, ticks] = [(); 4].map(|()| from.u32());
-        self.adam.restore(vectors, adam_steps);
+        self.learner.adam().restore(vectors, adam_steps);
         (self.steps, self.decisions) = (steps, decisions);
         let all: Vec<Vec<f32>> = (0..TICKS).map(|_| from.f32s(TICK_NUMBERS)).collect();
         let tick = |numbers: &Vec<f32>| {
@@ -435,12 +436,12 @@ mod tests {
             second.read(&bytes);
             let rest = world.run(&mut second, stop..60);
             assert_eq!(rest, all[all.len() - rest.len()..], "stopped after {stop}");
-            let bytes_of = |rssm: &Rssm| {
+            let bytes_of = |rssm: &mut Rssm| {
                 let mut bytes = vec![0; Rssm::state_bytes()];
                 rssm.write(&mut bytes);
                 bytes
             };
-            assert!(bytes_of(&second) == bytes_of(&whole), "stopped after {stop}");
+            assert!(bytes_of(&mut second) == bytes_of(&mut whole), "stopped after {stop}");
         }
     }
 

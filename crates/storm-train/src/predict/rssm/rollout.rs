@@ -1,20 +1,19 @@
 //! Imagined rollouts: every member of the ensemble rolls out every candidate, a jump of some length
-//! or none, over the following steps. One kernel computes all of them without allocating.
+//! or none, over the following steps. Each candidate is a task for a core, with its members side by
+//! side; nothing is allocated.
 
 use super::lanes::{Columns, Lanes};
 use super::network::{
     ACTED, GROUPS, HEAD, HIDDEN, MEMBERS, Member, Network, Tick, uniforms, words_of,
 };
 use super::tape::{Matrix, dot, sigmoid};
+use rayon::prelude::*;
 
 /// Number of jump lengths to choose from.
 pub(super) const LENGTHS: usize = 5;
 
 /// The lengths, and last the candidate without a jump.
 pub(super) const CANDIDATES: usize = LENGTHS + 1;
-
-/// One lane per candidate and member, with members innermost.
-const LANES: usize = CANDIDATES * MEMBERS;
 
 /// What a member expects of a jump.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -65,7 +64,7 @@ pub(super) struct Rollouts {
     columns: Columns,
     /// Until the choice, all candidates of a member share one state.
     members: Box<Lanes<MEMBERS>>,
-    lanes: Box<Lanes<LANES>>,
+    candidates: Vec<Lanes<MEMBERS>>,
 }
 
 impl Rollouts {
@@ -73,7 +72,7 @@ impl Rollouts {
         Rollouts {
             columns: Columns::new(),
             members: Box::new(Lanes::new()),
-            lanes: Box::new(Lanes::new()),
+            candidates: (0..CANDIDATES).map(|_| Lanes::new()).collect(),
         }
     }
 
@@ -86,7 +85,7 @@ impl Rollouts {
         ticks: impl Iterator<Item = &'t Tick>,
         question: &Question,
     ) -> Imagined {
-        let Rollouts { columns, members, lanes } = self;
+        let Rollouts { columns, members, candidates } = self;
         columns.fill(network, parameters);
         members.clear();
         let mut place = 0;
@@ -107,39 +106,33 @@ impl Rollouts {
             }
             found
         });
-        for (lanes, members) in lanes.hidden.iter_mut().zip(&members.hidden) {
-            *lanes = repeated(members);
-        }
-        lanes.classes = members.classes.as_ref().map(|classes| classes.each_ref().map(repeated));
+        let (columns, members) = (&*columns, &*members);
         let mut excess = [[0.0; MEMBERS]; CANDIDATES];
-        for step in 0..question.horizon {
-            let actions: [_; CANDIDATES] =
-                std::array::from_fn(|candidate| question.action(candidate, step));
-            let action =
-                std::array::from_fn(|at| std::array::from_fn(|lane| actions[lane / MEMBERS][at]));
-            lanes.step(network, parameters, columns, &action);
-            for (lane, sum) in excess.as_flattened_mut().iter_mut().enumerate() {
-                let (of_hidden, of_action, bias) = network.members[lane % MEMBERS].step;
-                let of_hidden = dot(row(of_hidden, 0, parameters), &of_lane(&lanes.hidden, lane));
-                let of_action = dot(row(of_action, 0, parameters), &actions[lane / MEMBERS]);
-                *sum += of_hidden + of_action + parameters[bias];
+        let tasks = excess.par_iter_mut().zip(candidates).enumerate();
+        tasks.for_each(|(candidate, (sums, lanes))| {
+            lanes.hidden = members.hidden;
+            lanes.classes.clone_from(&members.classes);
+            for step in 0..question.horizon {
+                let action = question.action(candidate, step);
+                lanes.step(network, parameters, columns, &action.map(|value| [value; MEMBERS]));
+                for (lane, sum) in sums.iter_mut().enumerate() {
+                    let (of_hidden, of_action, bias) = network.members[lane].step;
+                    let of_hidden =
+                        dot(row(of_hidden, 0, parameters), &of_lane(&lanes.hidden, lane));
+                    let of_action = dot(row(of_action, 0, parameters), &action);
+                    *sum += of_hidden + of_action + parameters[bias];
+                }
+                if step + 1 < question.horizon {
+                    lanes.imagine(network, parameters, &draws(question.bits, place + step));
+                }
             }
-            if step + 1 < question.horizon {
-                let draws = draws(question.bits, place + step).each_ref().map(repeated);
-                lanes.imagine(network, parameters, &draws);
-            }
-        }
+        });
         Imagined { jumps, excess }
     }
 }
 
 fn of_lane<const N: usize>(values: &[[f32; N]; HIDDEN], lane: usize) -> [f32; HIDDEN] {
     values.each_ref().map(|lanes| lanes[lane])
-}
-
-/// Repeats the values of members for each candidate.
-fn repeated<T: Copy>(members: &[T; MEMBERS]) -> [T; LANES] {
-    std::array::from_fn(|lane| members[lane % MEMBERS])
 }
 
 /// The uniform numbers that sample the latents of a tick, by group and member.
@@ -297,7 +290,7 @@ mod tests {
         let mut all: Vec<u32> = found.excess.as_flattened().iter().map(|e| e.to_bits()).collect();
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), LANES, "every lane has its own path");
+        assert_eq!(all.len(), CANDIDATES * MEMBERS, "every lane has its own path");
         assert_eq!(bits(&of(&QUESTION)), bits(&found), "nothing is left of the last time");
         for other in [(8, 41), (7, 42)] {
             assert_ne!(bits(&of(&Question { bits: other, ..QUESTION })), bits(&found));
@@ -313,6 +306,8 @@ mod tests {
         let network = Network::new();
         let mut rollouts = Rollouts::new();
         let (parameters, ticks) = (network.initial(1), ticks(12, 1));
+        // The first call starts the threads.
+        rollouts.imagine(&network, &parameters, ticks.iter(), &QUESTION);
         let before = count();
         let found = rollouts.imagine(&network, &parameters, ticks.iter(), &QUESTION);
         assert_eq!(count(), before);
