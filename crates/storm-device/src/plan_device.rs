@@ -102,6 +102,27 @@ pub trait PlanDevice: Sized {
         reads.into_iter().try_for_each(|(place, bytes)| self.read(place, bytes))
     }
 
+    /// Begins to read places in device memory as they will be once everything issued so far is done, and does not wait for
+    /// it. Returns `false` if nothing was begun, because this device or one of the places does not allow it. An
+    /// unfinished read is replaced.
+    ///
+    /// # Errors
+    /// Like [`PlanDevice::read`].
+    fn begin_read(&mut self, places: &[(Place, usize)]) -> Result<bool, DeviceError> {
+        let _ = places;
+        Ok(false)
+    }
+
+    /// Waits for the read that was begun, and fills `bytes` with its places one after another. Returns `false` if none was
+    /// begun.
+    ///
+    /// # Errors
+    /// Something issued has failed.
+    fn finish_read(&mut self, bytes: &mut [u8]) -> Result<bool, DeviceError> {
+        let _ = bytes;
+        Ok(false)
+    }
+
     /// Host memory that this device can fill fastest. It does not count in [`PlanDevice::memory_taken`].
     ///
     /// # Errors

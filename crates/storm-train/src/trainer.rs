@@ -674,6 +674,20 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(self.planned.read_all(reads)?)
     }
 
+    /// Begins to read several whole state tensors as of the last applied update, beside the next step. Returns `false` if the
+    /// device or the plan does not allow it.
+    pub(crate) fn begin_read_applied<'n>(
+        &mut self,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<bool, TrainError> {
+        Ok(self.planned.begin_read(names)?)
+    }
+
+    /// Fills `bytes` with what was begun to be read, one tensor after another. Returns `false` if nothing was.
+    pub(crate) fn finish_read_applied(&mut self, bytes: &mut [u8]) -> Result<bool, TrainError> {
+        Ok(self.planned.finish_read(bytes)?)
+    }
+
     /// Whether the update of the last step is still pending.
     pub(crate) fn has_pending_update(&self) -> bool {
         self.pending.is_some()

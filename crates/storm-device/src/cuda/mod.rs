@@ -11,6 +11,7 @@ mod environment;
 mod error;
 mod event;
 mod foreign;
+mod gather;
 mod gemm;
 mod graph;
 mod join;

@@ -144,6 +144,33 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read_all(places)?)
     }
 
+    /// Begins to read whole persistent tensors as they will be once everything issued so far is done, and does not wait for
+    /// it. Returns `false` if that is not possible here; then nothing was begun.
+    ///
+    /// # Errors
+    /// No such tensor, or an error of the device.
+    pub fn begin_read<'n>(
+        &mut self,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<bool, ExecError> {
+        let mut places = Vec::new();
+        for name in names {
+            let lasting = &self.plan.lasting[self.find(name)?];
+            let of_tensor = read_places(&self.plan, lasting, 0..lasting.tensor.size_bytes());
+            places.extend(of_tensor.into_iter().map(|(place, range)| (place, range.len())));
+        }
+        Ok(self.device.begin_read(&places)?)
+    }
+
+    /// Waits for the read that was begun, and fills `bytes` with its tensors one after another. Returns `false` if none was
+    /// begun.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn finish_read(&mut self, bytes: &mut [u8]) -> Result<bool, ExecError> {
+        Ok(self.device.finish_read(bytes)?)
+    }
+
     /// Host memory that the device fills fastest.
     ///
     /// # Errors

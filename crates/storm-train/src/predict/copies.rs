@@ -5,6 +5,7 @@ use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
 use super::modes::{Gram, INTERVALS, factors};
 use super::rssm::Rssm;
+use super::updates::STATISTICS_COPIES;
 use super::{Accept, Controller, Direction, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::optimizer::names;
@@ -44,7 +45,7 @@ pub fn predict_bytes(
     }
     bytes += snapshot_bytes(&controller_tensors(&predict.controller));
     if matches!(predict.controller, Controller::Rssm { .. }) {
-        bytes += observed_bytes(&state);
+        bytes += STATISTICS_COPIES * observed_bytes(&state);
     }
     Ok(bytes as u64 + WORK_BYTES)
 }

@@ -86,6 +86,9 @@ impl<'de> Deserialize<'de> for UpdatesSeen {
     }
 }
 
+/// Copies of the update statistics in host memory: where the device writes them, and where they are added up.
+pub(super) const STATISTICS_COPIES: usize = 2;
+
 /// Sums over all updates of a step.
 type Sums = [f64; OBSERVED_SUMS];
 
@@ -105,6 +108,13 @@ struct Source {
     bytes: Range<usize>,
 }
 
+/// Statistics of the last applied update, unless the plan has one pending.
+enum Applied {
+    Read(UpdatesSeen),
+    /// The device reads them beside the next step.
+    Begun,
+}
+
 /// Reads the update statistics of a run.
 ///
 /// Some plans apply the update of a step during the next step. To be independent of the plan, this
@@ -112,8 +122,7 @@ struct Source {
 pub(super) struct UpdateWatch {
     sources: Vec<Source>,
     buffer: Vec<u8>,
-    /// Statistics of the last applied update, unless the plan has one pending.
-    applied: UpdatesSeen,
+    applied: Applied,
     shown: UpdatesSeen,
 }
 
@@ -145,13 +154,18 @@ impl UpdateWatch {
         for source in &sources {
             none.0[source.group] = Some(seen([0.0; OBSERVED_SUMS]));
         }
-        let watch = UpdateWatch { sources, buffer: vec![0; end], applied: none, shown: none };
+        let watch = UpdateWatch {
+            sources,
+            buffer: vec![0; end],
+            applied: Applied::Read(none),
+            shown: none,
+        };
         (!watch.sources.is_empty()).then_some(watch)
     }
 
     /// Host memory it needs.
     pub(super) fn size_bytes(&self) -> u64 {
-        self.buffer.len() as u64
+        (STATISTICS_COPIES * self.buffer.len()) as u64
     }
 
     /// Statistics of the update of the step before the last.
@@ -167,10 +181,19 @@ impl UpdateWatch {
         &mut self,
         trainer: &mut Trainer<D>,
     ) -> Result<(), TrainError> {
-        let read = self.read(trainer)?;
-        self.shown = match trainer.has_pending_update() {
-            true => read,
-            false => std::mem::replace(&mut self.applied, read),
+        if trainer.has_pending_update() {
+            self.shown = self.read(trainer)?;
+            return Ok(());
+        }
+        self.shown = match self.applied {
+            Applied::Read(read) => read,
+            Applied::Begun if trainer.finish_read_applied(&mut self.buffer)? => self.sum(),
+            Applied::Begun => unreachable!("it was begun after the step before"),
+        };
+        let names = self.sources.iter().map(|source| source.tensor.as_str());
+        self.applied = match trainer.begin_read_applied(names)? {
+            true => Applied::Begun,
+            false => Applied::Read(self.read(trainer)?),
         };
         Ok(())
     }
@@ -183,7 +206,7 @@ impl UpdateWatch {
         &mut self,
         trainer: &mut Trainer<D>,
     ) -> Result<(), TrainError> {
-        self.applied = self.read(trainer)?;
+        self.applied = Applied::Read(self.read(trainer)?);
         Ok(())
     }
 
@@ -196,6 +219,11 @@ impl UpdateWatch {
             rest = after;
         }
         trainer.read_applied(reads)?;
+        Ok(self.sum())
+    }
+
+    /// The statistics in the buffer.
+    fn sum(&self) -> UpdatesSeen {
         let buffer = &self.buffer;
         // Summed in order within a parameter, then parameter by parameter.
         let sums: Vec<Sums> = self
@@ -217,7 +245,7 @@ impl UpdateWatch {
             let group = groups[source.group].get_or_insert([0.0; OBSERVED_SUMS]);
             group.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
         }
-        Ok(UpdatesSeen(groups.map(|sums| sums.map(seen))))
+        UpdatesSeen(groups.map(|sums| sums.map(seen)))
     }
 }
 

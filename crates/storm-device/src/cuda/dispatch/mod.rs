@@ -29,7 +29,7 @@ pub(super) use fp8::CAPABILITY as FP8_CAPABILITY;
 
 use super::context::Argument;
 use super::plan::{KernelChoice, Planner, type_name};
-use super::{KernelSource, delay, gemm};
+use super::{KernelSource, delay, gather, gemm};
 use crate::DeviceError;
 use storm_graph::{DType, Op};
 
@@ -127,7 +127,9 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         quantized::kernels(),
         reduce::kernels(),
         rows::kernels(),
-        vec![(delay::SOURCE, Definitions::new()), (gemm::TRIAL_SOURCE, Definitions::new())],
+        [delay::SOURCE, gather::SOURCE, gemm::TRIAL_SOURCE]
+            .map(|source| (source, Definitions::new()))
+            .to_vec(),
     ]
     .concat()
 }

@@ -13,6 +13,7 @@ mod reader;
 mod timeline;
 
 use super::context::{Card, Context};
+use super::gather::{Gather, Piece};
 use super::gemm::Gemm;
 use super::memory::MemoryInUse;
 use super::modules::Kernels;
@@ -55,6 +56,8 @@ pub struct CudaPlanDevice {
     /// None if the plan takes no data.
     reader: Option<Reader>,
     graphs: Graphs,
+    /// The small tensors that are read after steps, once they are known.
+    gather: Option<Gather>,
     program: Program,
     kept: CudaKept,
     plan: Arc<CheckedPlan>,
@@ -374,6 +377,7 @@ impl PlanDevice for CudaPlanDevice {
             queues,
             reader,
             graphs,
+            gather: None,
             program,
             kept: CudaKept { host, tools },
             sequence: Sequence::new(&plan),
@@ -546,6 +550,40 @@ impl PlanDevice for CudaPlanDevice {
         copy_all(here);
         let done = stream.synchronize("copying from the GPU");
         queued.and(done).map_err(|error| self.fail(None, error.into()))
+    }
+
+    fn begin_read(&mut self, places: &[(Place, usize)]) -> Result<bool, DeviceError> {
+        self.enter()?;
+        if places.iter().any(|(place, _)| place.tier != Tier::DEVICE) {
+            return Ok(false);
+        }
+        let memory = self.program.memory();
+        let (start, capacity) = (memory.start(), memory.bytes());
+        for (Place { offset, .. }, bytes) in places {
+            transfer::check("device data", *offset, *bytes, capacity)?;
+        }
+        let pieces = places
+            .iter()
+            .map(|&(Place { offset, .. }, bytes)| Piece { address: start + offset as u64, bytes });
+        if !self.gather.as_ref().is_some_and(|gather| gather.reads(pieces.clone())) {
+            // It may still be writing to its memory.
+            self.synchronize()?;
+            let Tools { kernels, context, .. } = &self.kept.tools;
+            self.gather = Gather::new(context, kernels, pieces.collect())?;
+            // New code uses card memory.
+            self.check_budget()?;
+        }
+        let Some(gather) = &mut self.gather else { return Ok(false) };
+        // SAFETY: in bounds of the block, which the device drops after its queues. Resident tensors are only written by
+        // kernels of this stream, and from the host once all queues are empty.
+        let begun = unsafe { gather.begin(self.queues.stream(Queue::COMPUTE)) };
+        begun.map(|()| true).map_err(|error| self.fail(None, error))
+    }
+
+    fn finish_read(&mut self, bytes: &mut [u8]) -> Result<bool, DeviceError> {
+        self.enter()?;
+        let Some(gather) = &mut self.gather else { return Ok(false) };
+        gather.finish(bytes).map_err(|error| self.fail(None, error.into()))
     }
 
     fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, DeviceError> {
