@@ -164,28 +164,31 @@ impl Factors {
     }
 }
 
-/// A sum over a block as a CUDA block adds it up: the eight elements of a thread, the threads of a warp, the warps.
-fn block_sum(terms: &[f32; OBSERVED_BLOCK]) -> f32 {
-    const PACK: usize = 8;
-    const WARP: usize = 32;
-    let sum_of_lanes = |mut lanes: [f32; WARP]| {
-        let mut half = WARP / 2;
-        while half > 0 {
-            let (low, high) = lanes.split_at_mut(half);
-            low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
-            half /= 2;
-        }
-        lanes[0]
-    };
-    let mut warps = [0.0; WARP];
-    for (sum, warp) in warps.iter_mut().zip(terms.chunks_exact(PACK * WARP)) {
-        let mut lanes = [0.0; WARP];
-        for (lane, x) in lanes.iter_mut().zip(warp.chunks_exact(PACK)) {
-            *lane = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-        }
-        *sum = sum_of_lanes(lanes);
+/// Elements of a CUDA thread, threads of a warp, elements of a warp.
+const PACK: usize = 8;
+const WARP: usize = 32;
+const WARP_ELEMENTS: usize = PACK * WARP;
+
+/// The sum of a warp's elements, as CUDA adds them up: the elements of a thread, then the threads.
+#[inline(always)]
+fn warp_sum(terms: &[f32; WARP_ELEMENTS]) -> f32 {
+    let mut threads = [0.0; WARP];
+    for (thread, x) in threads.iter_mut().zip(terms.as_chunks::<PACK>().0) {
+        *thread = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
     }
-    sum_of_lanes(warps)
+    thread_sum(threads)
+}
+
+/// The sum of 32 numbers, in halves.
+#[inline(always)]
+fn thread_sum(mut threads: [f32; WARP]) -> f32 {
+    let mut half = WARP / 2;
+    while half > 0 {
+        let (low, high) = threads.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+        half /= 2;
+    }
+    threads[0]
 }
 
 simd_dispatch! {
@@ -215,27 +218,35 @@ simd_dispatch! {
         }
     }
 
-    /// Terms of the sums of a block that an update is about to change. First moments are no larger than `bound` times the root of
-    /// their second moments.
-    fn observed_terms[P: Stored, G: Element, M: Stored](
+    /// The sums of a block that an update is about to change, as a CUDA block adds them up. First moments are no larger than
+    /// `bound` times the root of their second moments.
+    fn observed_sums[P: Stored, G: Element, M: Stored](
         factors: Factors, bound: f32, p: &[P], g: &[G], m: &[M], v: &[M],
-        terms: &mut [[f32; OBSERVED_BLOCK]; OBSERVED_SUMS],
-    ) {
-        let [squares, products, earlier, weights] = terms;
-        let sums = squares.iter_mut().zip(products).zip(earlier).zip(weights);
-        let operands = p.iter().zip(g).zip(m).zip(v);
-        for ((((square, product), earlier), weight), (((p, g), m), v)) in sums.zip(operands) {
-            let (value, first, second) = (p.to_f32(), m.to_f32(), v.to_f32());
-            let root = second.sqrt();
-            let before = factors.change(within(first, bound * root), root);
-            let (first, second) = factors.moments(g.to_f32(), first, second);
-            let root = second.sqrt();
-            let change = factors.change(within(first, bound * root), root);
-            *square = change * change;
-            *product = change * before;
-            *earlier = before * before;
-            *weight = value * value;
+    ) -> [f32; OBSERVED_SUMS] {
+        let mut warps = [[0.0; WARP]; OBSERVED_SUMS];
+        let moments = m.chunks(WARP_ELEMENTS).zip(v.chunks(WARP_ELEMENTS));
+        let all = p.chunks(WARP_ELEMENTS).zip(g.chunks(WARP_ELEMENTS)).zip(moments);
+        for (warp, ((p, g), (m, v))) in all.enumerate() {
+            // What is not there is zero.
+            let mut terms = [[0.0; WARP_ELEMENTS]; OBSERVED_SUMS];
+            let [squares, products, earlier, weights] = &mut terms;
+            for i in 0..p.len() {
+                let (value, first, second) = (p[i].to_f32(), m[i].to_f32(), v[i].to_f32());
+                let root = second.sqrt();
+                let before = factors.change(within(first, bound * root), root);
+                let (first, second) = factors.moments(g[i].to_f32(), first, second);
+                let root = second.sqrt();
+                let change = factors.change(within(first, bound * root), root);
+                squares[i] = change * change;
+                products[i] = change * before;
+                earlier[i] = before * before;
+                weights[i] = value * value;
+            }
+            for (sums, terms) in warps.iter_mut().zip(&terms) {
+                sums[warp] = warp_sum(terms);
+            }
         }
+        warps.map(thread_sum)
     }
 }
 
@@ -249,11 +260,10 @@ fn observe<P: Stored, G: Element, M: Stored>(
     for (block, sums) in observed.chunks_exact_mut(OBSERVED_SUMS).enumerate() {
         let first = block * OBSERVED_BLOCK;
         let range = first..(first + OBSERVED_BLOCK).min(p.len());
-        let mut terms = [[0.0; OBSERVED_BLOCK]; OBSERVED_SUMS];
         let (p, g) = (&p[range.clone()], &g[range.clone()]);
-        observed_terms(factors, bound, p, g, &m[range.clone()], &v[range], &mut terms);
-        for (sum, terms) in sums.iter_mut().zip(&terms) {
-            *sum = block_sum(terms).to_bits().cast_signed();
+        let found = observed_sums(factors, bound, p, g, &m[range.clone()], &v[range]);
+        for (sum, found) in sums.iter_mut().zip(found) {
+            *sum = found.to_bits().cast_signed();
         }
     }
 }
