@@ -78,6 +78,16 @@ impl Mask {
     }
 }
 
+/// Weights of the gradients of a KL divergence. With a larger weight of the prior, the prior follows
+/// the posterior more than the posterior follows the prior.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlBalance {
+    /// Weight of the gradient of the posterior.
+    pub posterior: f32,
+    /// Weight of the gradient of the prior.
+    pub prior: f32,
+}
+
 /// Elementwise nonlinearity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationFunction {

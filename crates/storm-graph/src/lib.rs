@@ -47,7 +47,7 @@ pub mod work;
 
 pub use attributes::{
     Accuracy, ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts,
-    HeadLayout, IGNORE_INDEX, Mask, MomentumDirection, NormActivation, NormKind,
+    HeadLayout, IGNORE_INDEX, KlBalance, Mask, MomentumDirection, NormActivation, NormKind,
     ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, SgdParameters, StepScalars,
     UnitOutput,
 };

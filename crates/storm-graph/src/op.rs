@@ -36,6 +36,10 @@ pub enum Family {
     Image,
     /// Attention and positions.
     Attention,
+    /// Gates of recurrent cells.
+    Recurrent,
+    /// Categorical distributions: samples of them, and how they differ.
+    Categorical,
     /// The head and its loss.
     Loss,
     /// Sums.
@@ -208,6 +212,10 @@ define_ops! {
     Activation [Elementwise, Bytes] { x: One; function: ActivationFunction }
     /// `dy · f'(x)`, overwriting `x`.
     ActivationGrad [Elementwise, Bytes] { dy: One, x: One; function: ActivationFunction }
+    /// `tanh(x)`.
+    Tanh [Elementwise, Bytes] { x: One; }
+    /// Gradient of `x` of [`Op::Tanh`] from its output: `dy · (1 − y²)`.
+    TanhGrad [Elementwise, Bytes] { dy: One, y: One; }
     /// The gated unit `f(gate) · up`, where the first half of `gate_up` (.., 2F) is the gate.
     /// Yields (.., F). With SiLU, as in most models, this is SwiGLU. With GELU it is GeGLU, with
     /// ReLU ReGLU.
@@ -317,7 +325,49 @@ define_ops! {
     /// Has no gradient.
     CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, mask: Mask, scale: f32 }
 
+    // ---- recurrent cells and categorical latents ----------------------------------------------
+    /// What a GRU shows its candidate of the old state: `sigmoid(gate) · hidden`, same shape.
+    GruReset [Recurrent, Bytes] { gate: One, hidden: One; }
+    /// Backward of [`Op::GruReset`]. Yields d_gate and d_hidden.
+    GruResetGrad [Recurrent, Bytes] { dy: One, gate: One, hidden: One; }
+    /// The new state of a GRU: `u · hidden + (1 − u) · tanh(candidate)` with `u = sigmoid(gate)`,
+    /// same shape.
+    GruState [Recurrent, Bytes] { gate: One, candidate: One, hidden: One; }
+    /// Backward of [`Op::GruState`]. Yields d_gate, d_candidate and d_hidden.
+    GruStateGrad [Recurrent, Bytes] { dy: One, gate: One, candidate: One, hidden: One; }
+    /// Categorical distributions, one for each group of `classes` neighbors in a row of `logits`:
+    /// the softmax with weight `1 − uniform`, mixed with the uniform distribution.
+    Categorical [Categorical, Bytes] { logits: One; classes: usize, uniform: f32 }
+    /// Gradient of `logits` of [`Op::Categorical`].
+    CategoricalGrad [Categorical, Bytes] { dy: One, logits: One; classes: usize, uniform: f32 }
+    /// Samples a class of each group of `probabilities`, as 1 among zeros: the first class at which
+    /// the sum of probabilities exceeds a uniform number, or the last one. The number depends only
+    /// on `random` (seed), `stream`, the block and the group. The gradient is straight-through: that
+    /// of the sample is that of the probabilities.
+    SampleClass [Categorical, Bytes] { probabilities: One, random: One; classes: usize, stream: u16 }
+    /// The KL divergence of each row of distributions, `Σ q ln(q / p)` for the posterior q and the
+    /// prior p, or the amount `free` if that is larger. Yields (..) f32. The gradient is zero where
+    /// the amount is larger, and is weighted by `balance`.
+    Divergence [Categorical, Bytes] { posterior: One, prior: One; free: f32, balance: KlBalance }
+    /// Backward of [`Op::Divergence`], which yielded `divergence` (..). Yields d_posterior and
+    /// d_prior.
+    DivergenceGrad [Categorical, Bytes] {
+        d_divergence: One, divergence: One, posterior: One, prior: One; free: f32, balance: KlBalance
+    }
+
     // ---- loss -------------------------------------------------------------------------------
+    /// Half the squared distance of each row of `x` from that of `target`, same shape. Yields (..)
+    /// f32. `target` has no gradient.
+    SquaredError [Loss, Bytes] { x: One, target: One; }
+    /// Gradient of `x` of [`Op::SquaredError`].
+    SquaredErrorGrad [Loss, Bytes] { d_row_loss: One, x: One, target: One; }
+    /// Negative log likelihood of an outcome: of a change, under a normal distribution without its
+    /// constant, and of whether it was accepted. A row of `heads` (.., 3) is the mean, the log
+    /// variance and the logit of acceptance. `change` (..) and `accepted` (..), which is 1 or 0, are
+    /// f32 and have no gradient. Yields (..) f32.
+    OutcomeLoss [Loss, Bytes] { heads: One, change: One, accepted: One; }
+    /// Gradient of `heads` of [`Op::OutcomeLoss`].
+    OutcomeLossGrad [Loss, Bytes] { d_row_loss: One, heads: One, change: One, accepted: One; }
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator` (scalar
     /// f32). Targets of [`IGNORE_INDEX`] do not count. Logits are computed `chunk_rows` rows at a
     /// time. With `label_smoothing`, that share of the target's weight is spread evenly over all
@@ -501,6 +551,8 @@ impl<T: Clone> Op<T> {
             | Op::Scale { .. }
             | Op::Dropout { .. }
             | Op::Activation { .. }
+            | Op::Tanh { .. }
+            | Op::TanhGrad { .. }
             | Op::SwiGlu { .. }
             | Op::SwiGluCoded { .. }
             | Op::SwiGluCodedGrad { output: UnitOutput::Skip, .. }
@@ -514,6 +566,19 @@ impl<T: Clone> Op<T> {
             | Op::Rotary { .. }
             | Op::Attention { .. }
             | Op::AttentionGrad { .. }
+            | Op::GruReset { .. }
+            | Op::GruResetGrad { .. }
+            | Op::GruState { .. }
+            | Op::GruStateGrad { .. }
+            | Op::Categorical { .. }
+            | Op::CategoricalGrad { .. }
+            | Op::SampleClass { .. }
+            | Op::Divergence { .. }
+            | Op::DivergenceGrad { .. }
+            | Op::SquaredError { .. }
+            | Op::SquaredErrorGrad { .. }
+            | Op::OutcomeLoss { .. }
+            | Op::OutcomeLossGrad { .. }
             | Op::HeadLoss { .. }
             | Op::Sum { .. }
             | Op::Broadcast { .. }

@@ -27,6 +27,8 @@ pub enum Purpose {
     Augmentation,
     /// Predicted weights: their rounding, and random directions.
     Prediction,
+    /// Samples of categorical distributions.
+    Sampling,
 }
 
 /// The tensor that the bits are for: a parameter's number in its program, and its layer.
@@ -121,6 +123,12 @@ pub fn drop_threshold(rate: f32) -> u32 {
     (f64::from(rate) * 4_294_967_296.0) as u32
 }
 
+/// A uniform number in [0, 1) from a word, with 24 bits.
+#[inline]
+pub fn unit_interval(word: u32) -> f32 {
+    (word >> 8) as f32 / (1 << 24) as f32
+}
+
 /// Four independent words for the elements `4·block .. 4·block + 4` of a tensor.
 #[inline]
 pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 4] {
@@ -163,6 +171,7 @@ fn key(seed: Seed, purpose: Purpose) -> [u32; 2] {
         Purpose::Dropout => 0x27d4_eb2f,
         Purpose::Augmentation => 0x1656_67b1,
         Purpose::Prediction => 0x3c6e_f372,
+        Purpose::Sampling => 0x2545_f491,
     };
     [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag]
 }
@@ -273,6 +282,7 @@ mod tests {
             words(seed, Purpose::Dropout, stream, 11),
             words(seed, Purpose::Augmentation, stream, 11),
             words(seed, Purpose::Prediction, stream, 11),
+            words(seed, Purpose::Sampling, stream, 11),
             words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
             words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
             words(seed, Purpose::Rounding, stream, 12),

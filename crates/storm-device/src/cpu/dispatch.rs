@@ -3,6 +3,7 @@
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
 use super::kernels::batch_norm::{self, BatchNormGradOutput, Channels, StatisticsOutput};
+use super::kernels::categorical::{self, DivergenceGradInput, Mixture};
 use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
@@ -15,8 +16,9 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
+use super::kernels::row_loss::{self, Outcomes};
 use super::kernels::{
-    augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, sum,
+    augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, recurrent, sum,
 };
 use super::memory::Frame;
 use crate::Scalar;
@@ -226,6 +228,13 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         }),
         Op::ActivationGrad { dy, x, function } => with_float!(x.dtype, E => {
             elementwise::activation_grad::<E>(*function, access.get(dy), access.out(&outputs[0]));
+        }),
+        Op::Tanh { x } => with_float!(x.dtype, E => {
+            elementwise::hyperbolic_tangent::<E>(access.get(x), access.out(&outputs[0]));
+        }),
+        Op::TanhGrad { dy, y } => with_float!(y.dtype, E => {
+            let (dy, y) = (access.get::<E>(dy), access.get(y));
+            elementwise::hyperbolic_tangent_grad(dy, y, access.out(&outputs[0]));
         }),
         Op::SwiGlu { gate_up, function } => with_float!(gate_up.dtype, E => {
             let width = gate_up.shape.width() / 2;
@@ -528,6 +537,81 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 let attention = access.attention(qkv, &None, heads, *mask, *scale);
                 let (y, cache) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
                 attention.cached(access.get(qkv), access.get(positions), cache, y);
+            })
+        }
+        Op::GruReset { gate, hidden } => with_float!(hidden.dtype, E => {
+            let (gate, hidden) = (access.get::<E>(gate), access.get(hidden));
+            recurrent::gru_reset(gate, hidden, access.out(&outputs[0]));
+        }),
+        Op::GruResetGrad { dy, gate, hidden } => with_float!(hidden.dtype, E => {
+            let (dy, gate, hidden) = (access.get::<E>(dy), access.get(gate), access.get(hidden));
+            let (d_gate, d_hidden) = (access.out(&outputs[0]), access.out(&outputs[1]));
+            recurrent::gru_reset_grad(dy, gate, hidden, d_gate, d_hidden);
+        }),
+        Op::GruState { gate, candidate, hidden } => with_float!(hidden.dtype, E => {
+            let [gate, candidate, hidden] = [gate, candidate, hidden].map(|x| access.get::<E>(x));
+            recurrent::gru_state(gate, candidate, hidden, access.out(&outputs[0]));
+        }),
+        Op::GruStateGrad { dy, gate, candidate, hidden } => with_float!(hidden.dtype, E => {
+            let operands = [gate, candidate, hidden].map(|x| access.get::<E>(x));
+            let gradients = [0, 1, 2].map(|at| access.out(&outputs[at]));
+            recurrent::gru_state_grad(access.get(dy), operands, gradients);
+        }),
+        Op::Categorical { logits, classes, uniform } => with_float!(logits.dtype, E => {
+            let mixture = Mixture { classes: *classes, uniform: *uniform };
+            categorical::categorical::<E>(mixture, access.get(logits), access.out(&outputs[0]));
+        }),
+        Op::CategoricalGrad { dy, logits, classes, uniform } => with_float!(logits.dtype, E => {
+            let mixture = Mixture { classes: *classes, uniform: *uniform };
+            let (dy, logits) = (access.get::<E>(dy), access.get(logits));
+            categorical::categorical_grad(mixture, dy, logits, access.out(&outputs[0]));
+        }),
+        Op::SampleClass { probabilities, random, classes, stream } => {
+            with_float!(probabilities.dtype, E => {
+                let random = (access.seed(random), Stream { tensor: *stream, layer: *layer });
+                let probabilities = access.get::<E>(probabilities);
+                categorical::sample(random, *classes, probabilities, access.out(&outputs[0]));
+            })
+        }
+        Op::Divergence { posterior, prior, free, .. } => with_float!(posterior.dtype, E => {
+            let width = posterior.shape.width();
+            let (posterior, prior) = (access.get::<E>(posterior), access.get(prior));
+            categorical::divergence(width, *free, posterior, prior, access.out(&outputs[0]));
+        }),
+        Op::DivergenceGrad { d_divergence, divergence, posterior, prior, free, balance } => {
+            with_float!(posterior.dtype, E => {
+                let input = DivergenceGradInput::<E> {
+                    d_divergence: access.get(d_divergence),
+                    divergence: access.get(divergence),
+                    posterior: access.get(posterior),
+                    prior: access.get(prior),
+                    free: *free,
+                    balance: *balance,
+                };
+                let (d_posterior, d_prior) = (access.out(&outputs[0]), access.out(&outputs[1]));
+                let width = posterior.shape.width();
+                categorical::divergence_grad(width, input, d_posterior, d_prior);
+            })
+        }
+        Op::SquaredError { x, target } => with_float!(x.dtype, E => {
+            let (width, target) = (x.shape.width(), access.get::<E>(target));
+            row_loss::squared_error(width, access.get(x), target, access.out(&outputs[0]));
+        }),
+        Op::SquaredErrorGrad { d_row_loss, x, target } => with_float!(x.dtype, E => {
+            let (width, gradients) = (x.shape.width(), access.get(d_row_loss));
+            let (x, target) = (access.get::<E>(x), access.get(target));
+            row_loss::squared_error_grad(width, gradients, x, target, access.out(&outputs[0]));
+        }),
+        Op::OutcomeLoss { heads, change, accepted } => with_float!(heads.dtype, E => {
+            let outcomes = Outcomes { change: access.get(change), accepted: access.get(accepted) };
+            row_loss::outcome_loss::<E>(access.get(heads), outcomes, access.out(&outputs[0]));
+        }),
+        Op::OutcomeLossGrad { d_row_loss, heads, change, accepted } => {
+            with_float!(heads.dtype, E => {
+                let outcomes =
+                    Outcomes { change: access.get(change), accepted: access.get(accepted) };
+                let (gradients, heads) = (access.get(d_row_loss), access.get::<E>(heads));
+                row_loss::outcome_loss_grad(gradients, heads, outcomes, access.out(&outputs[0]));
             })
         }
         Op::HeadLoss {

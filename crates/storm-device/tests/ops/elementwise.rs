@@ -39,6 +39,16 @@ fn activations() {
 }
 
 #[test]
+fn tanh() {
+    check("Tanh", 50, |b| {
+        let shape = random_shape(b);
+        let scale = b.rng.pick(&[1e-3, 1.0, 1.0, 100.0]);
+        let x = b.scaled_input("x", &shape, scale);
+        b.result("y", Op::Tanh { x });
+    });
+}
+
+#[test]
 fn swiglu() {
     check("SwiGlu", 60, |b| {
         let width = 2 * b.rng.extent(600);

@@ -172,3 +172,32 @@ fn loss_of_even_odds_is_the_log_of_their_number() {
     };
     check(op, &[&[4f64.ln() / 2.0, 0.0]]);
 }
+
+#[test]
+fn gates_and_distributions() {
+    let (gate, hidden) = (value([2], &[0.0, 2.0]), value([2], &[3.0, -1.0]));
+    let candidate = value([2], &[0.5, 0.5]);
+    check(Op::GruReset { gate: &gate, hidden: &hidden }, &[&[1.5, -0.880_797_08]]);
+    let state = Op::GruState { gate: &gate, candidate: &candidate, hidden: &hidden };
+    check(state, &[&[1.731_058_58, -0.825_711_36]]);
+    let logits = value([1, 4], &[0.0, 0.0, 0.0, std::f64::consts::LN_2 * 2.0]);
+    let of = |classes, uniform| Op::Categorical { logits: &logits, classes, uniform };
+    check(of(2, 0.0), &[&[0.5, 0.5, 0.2, 0.8]]);
+    check(of(4, 0.5), &[&[0.196_428_57, 0.196_428_57, 0.196_428_57, 0.410_714_29]]);
+    let (q, p) = (value([1, 2], &[0.5, 0.5]), value([1, 2], &[0.25, 0.75]));
+    let balance = storm_graph::KlBalance { posterior: 0.2, prior: 0.8 };
+    let of = |free| Op::Divergence { posterior: &q, prior: &p, free, balance };
+    check(of(0.0), &[&[0.143_841_04]]);
+    check(of(0.5), &[&[0.5]]);
+}
+
+#[test]
+fn losses_of_rows() {
+    let (x, target) = (value([2, 2], &[1.0, 2.0, 0.0, 0.0]), value([2, 2], &[0.0, 4.0, 0.0, 0.0]));
+    check(Op::SquaredError { x: &x, target: &target }, &[&[2.5, 0.0]]);
+    let heads = value([2, 3], &[1.0, 0.0, 0.0, 0.0, 2.0, 3.0]);
+    let (change, accepted) = (value([2], &[3.0, 1.0]), value([2], &[1.0, 0.0]));
+    let outcome = Op::OutcomeLoss { heads: &heads, change: &change, accepted: &accepted };
+    // ½ · 4 + ln 2, and ½ (2 + e⁻²) + ln(1 + e³).
+    check(outcome, &[&[2.693_147_18, 4.116_254_99]]);
+}

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `../reference/` | the ops in plain f64 loops |
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
-//! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `batch_norm`, `attention`, `loss`, `shapes` | random cases of one op family |
+//! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `batch_norm`, `attention`, `recurrent`, `categorical`, `loss`, `row_loss`, `shapes` | random cases of one op family |
 //! | `optimizer`, `optimizer_int8`, `random_normal`, `augment` | ops without gradients |
 //! | `codec` | gated units whose operand waits in 8 bits |
 //! | `fp8` | products of 8-bit floats |
@@ -22,6 +22,7 @@ mod support;
 mod attention;
 mod augment;
 mod batch_norm;
+mod categorical;
 mod codec;
 mod convolution;
 mod dropout;
@@ -37,5 +38,7 @@ mod optimizer;
 mod optimizer_int8;
 mod pool;
 mod random_normal;
+mod recurrent;
+mod row_loss;
 mod shapes;
 mod transformer;

@@ -27,6 +27,7 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
             }
             Value::new(x.shape.clone(), data)
         }
+        Op::Tanh { x } => x.map(f64::tanh),
         Op::Activation { x, function } => x.map(active(function)),
         Op::SwiGlu { gate_up, function } => {
             let active = active(function);

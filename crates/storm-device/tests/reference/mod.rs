@@ -7,12 +7,15 @@
 mod attention;
 mod augment;
 mod batch_norm;
+mod categorical;
 mod elementwise;
 mod images;
 mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod recurrent;
+mod row_loss;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -70,6 +73,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::Scale { .. }
         | Op::Dropout { .. }
         | Op::Activation { .. }
+        | Op::Tanh { .. }
         | Op::SwiGlu { .. } => elementwise::evaluate(op),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::evaluate(op),
         Op::Augment { .. } => augment::evaluate(op),
@@ -79,6 +83,11 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         Op::RotaryTable { .. } | Op::Rotary { .. } | Op::Attention { .. } => {
             attention::evaluate(op)
         }
+        Op::GruReset { .. } | Op::GruState { .. } => recurrent::evaluate(op),
+        Op::Categorical { .. } | Op::SampleClass { .. } | Op::Divergence { .. } => {
+            categorical::evaluate(op)
+        }
+        Op::SquaredError { .. } | Op::OutcomeLoss { .. } => row_loss::evaluate(op),
         Op::HeadLoss { .. } => loss::evaluate(op),
         Op::Sum { .. }
         | Op::Broadcast { .. }

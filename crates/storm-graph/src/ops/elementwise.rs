@@ -27,7 +27,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             let (shape, dtype, class) = (average.shape.clone(), average.dtype, average.class);
             Ok(vec![Output { suffix: "", shape, dtype, class }])
         }
-        Op::Scale { x, .. } | Op::Activation { x, .. } => {
+        Op::Scale { x, .. } | Op::Activation { x, .. } | Op::Tanh { x } => {
             rules::float("x", x)?;
             Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])
         }
@@ -35,6 +35,11 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::float("x", x)?;
             rules::like("dy", dy, "x", x)?;
             Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])
+        }
+        Op::TanhGrad { dy, y } => {
+            rules::float("y", y)?;
+            rules::like("dy", dy, "y", y)?;
+            Ok(vec![Output::activation("", y.shape.clone(), y.dtype)])
         }
         Op::SwiGlu { gate_up, .. } => {
             let half = half_width(gate_up)?;
@@ -113,6 +118,10 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         }
         Op::Activation { x, function } => {
             let gradient = ctx.apply("grad", Op::ActivationGrad { dy, x, function })?;
+            ctx.add_gradient(x, gradient[0])
+        }
+        Op::Tanh { x } => {
+            let gradient = ctx.apply("grad", Op::TanhGrad { dy, y: ctx.outputs()[0] })?;
             ctx.add_gradient(x, gradient[0])
         }
         Op::SwiGlu { gate_up, function } => {

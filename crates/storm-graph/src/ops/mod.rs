@@ -6,6 +6,7 @@ mod attention;
 mod augment;
 mod batch_norm;
 mod blocks;
+mod categorical;
 mod convolution;
 mod dropout;
 mod elementwise;
@@ -18,8 +19,10 @@ mod norm;
 mod optimizer;
 mod pool;
 mod quantize;
+mod recurrent;
 mod reduce;
 mod reshape;
+mod row_loss;
 mod rules;
 
 use crate::autodiff::Backward;
@@ -46,7 +49,12 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         },
         Family::Image => augment::infer(op),
         Family::Attention => attention::infer(op),
-        Family::Loss => loss::infer(op),
+        Family::Recurrent => recurrent::infer(op),
+        Family::Categorical => categorical::infer(op),
+        Family::Loss => match op {
+            Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::infer(op),
+            _ => row_loss::infer(op),
+        },
         Family::Reduce => reduce::infer(op),
         Family::Reshape => reshape::infer(op),
         Family::Quantize => quantize::infer(op),
@@ -67,12 +75,18 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }
+        | Op::Tanh { .. }
         | Op::SwiGlu { .. } => elementwise::backward(op, ctx),
         Op::Dropout { .. } => dropout::backward(op, ctx),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::backward(op, ctx),
         Op::BatchNorm { .. } => batch_norm::backward(op, ctx),
         Op::GroupNorm { .. } => group_norm::backward(op, ctx),
         Op::Rotary { .. } | Op::Attention { .. } => attention::backward(op, ctx),
+        Op::GruReset { .. } | Op::GruState { .. } => recurrent::backward(op, ctx),
+        Op::Categorical { .. } | Op::SampleClass { .. } | Op::Divergence { .. } => {
+            categorical::backward(op, ctx)
+        }
+        Op::SquaredError { .. } | Op::OutcomeLoss { .. } => row_loss::backward(op, ctx),
         Op::HeadLoss { .. } => loss::backward(op, ctx),
         Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::backward(op, ctx),
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Convert { .. } => {
@@ -93,6 +107,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::Accumulate { .. }
         | Op::MovingAverage { .. }
         | Op::ActivationGrad { .. }
+        | Op::TanhGrad { .. }
         | Op::SwiGluGrad { .. }
         | Op::SwiGluGradAndOutput { .. }
         | Op::SwiGluCoded { .. }
@@ -106,6 +121,12 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::RotaryTable { .. }
         | Op::AttentionGrad { .. }
         | Op::CachedAttention { .. }
+        | Op::GruResetGrad { .. }
+        | Op::GruStateGrad { .. }
+        | Op::CategoricalGrad { .. }
+        | Op::DivergenceGrad { .. }
+        | Op::SquaredErrorGrad { .. }
+        | Op::OutcomeLossGrad { .. }
         | Op::HeadLossGrad { .. }
         | Op::BlockGrad { .. }
         | Op::Quantize { .. }

@@ -1,6 +1,7 @@
 //! Random graphs, one family per kind of op, with data and memory offsets.
 
 mod images;
+mod recurrent;
 
 use half::bf16;
 use std::collections::BTreeMap;
@@ -51,6 +52,9 @@ pub(super) fn families() -> &'static [&'static str] {
         "batch_norm",
         "group_norm",
         "augment",
+        "recurrent",
+        "categorical",
+        "row_loss",
     ]
 }
 
@@ -213,6 +217,9 @@ impl Builder {
             "batch_norm" => self.batch_norm(),
             "group_norm" => self.group_norm(),
             "augment" => self.augment(),
+            "recurrent" => self.recurrent(),
+            "categorical" => self.categorical(),
+            "row_loss" => self.row_loss(),
             _ => self.sgd(),
         }
     }

@@ -15,7 +15,7 @@ pub(super) struct Difference {
 /// One rounding to bf16, with room for a second.
 const BF16_TOLERANCE: f64 = 1.6e-2;
 /// Updates must match bit for bit, because a wrong random bit changes only the last place. So must
-/// images and codes.
+/// images, codes and samples.
 const EXACT: f64 = 1e-12;
 /// A few f32 roundings per term.
 const F32_TOLERANCE: f64 = 1.3e-6;
@@ -58,7 +58,11 @@ pub(super) fn compare<D: Device>(
 fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
     let exact = matches!(
         node.op,
-        Op::AdamW { .. } | Op::Sgd { .. } | Op::Augment { .. } | Op::ToFp8 { .. }
+        Op::AdamW { .. }
+            | Op::Sgd { .. }
+            | Op::Augment { .. }
+            | Op::ToFp8 { .. }
+            | Op::SampleClass { .. }
     );
     if exact {
         return EXACT;
@@ -111,6 +115,9 @@ fn terms(case: &Case, node: &Node) -> usize {
         // Scores and sums over the keys: a dozen roundings per key.
         Op::CachedAttention { cache, .. } => 16 * shape(cache).axes()[1],
         Op::HeadLoss { weight, .. } | Op::HeadLossGrad { weight, .. } => shape(weight).elements(),
+        Op::CategoricalGrad { classes, .. } => *classes,
+        Op::Divergence { posterior, .. } => shape(posterior).width(),
+        Op::SquaredError { x, .. } => shape(x).width(),
         Op::Sum { x } | Op::SumOfSquares { x } => shape(x).elements(),
         // Box–Muller with different math libraries.
         Op::RandomNormal { .. } => 10_000,

@@ -1,7 +1,9 @@
 //! Ops on single elements, and the gated unit on pairs of halves.
 
 use super::element::Element;
-use super::math::{gelu, gelu_derivative, gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
+use super::math::{
+    gelu, gelu_derivative, gelu_tanh, gelu_tanh_derivative, silu, silu_derivative, tanh,
+};
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::ActivationFunction;
@@ -86,6 +88,19 @@ simd_dispatch! {
     fn silu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
         for (x, dy) in x.iter_mut().zip(dy) {
             *x = E::from_f32(dy.to_f32() * silu_derivative(x.to_f32()));
+        }
+    }
+
+    fn tanh_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = E::from_f32(tanh(x.to_f32()));
+        }
+    }
+
+    fn tanh_grad_chunk[E: Element](dy: &[E], y: &[E], out: &mut [E]) {
+        for ((out, dy), y) in out.iter_mut().zip(dy).zip(y) {
+            let y = y.to_f32();
+            *out = E::from_f32(dy.to_f32() * (1.0 - y * y));
         }
     }
 
@@ -231,6 +246,16 @@ pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &m
         ActivationFunction::Relu => unary(dy, x, relu_grad_chunk),
         ActivationFunction::Silu => unary(dy, x, silu_grad_chunk),
     }
+}
+
+/// `out = tanh(x)`.
+pub fn hyperbolic_tangent<E: Element>(x: &[E], out: &mut [E]) {
+    unary(x, out, tanh_chunk);
+}
+
+/// `out = dy · (1 − y²)`.
+pub fn hyperbolic_tangent_grad<E: Element>(dy: &[E], y: &[E], out: &mut [E]) {
+    binary(dy, y, out, tanh_grad_chunk);
 }
 
 /// `out = f(gate) · up` over rows of `gate_up` that are `2 · width` wide.

@@ -59,6 +59,21 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// The hyperbolic tangent, to about 2 ulp. Exactly ±1 far out; NaN stays NaN.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    // Near 0 by a polynomial (Cephes), since the other form would cancel.
+    let z = x * x;
+    let p = -5.704_988_7e-3f32;
+    let p = p.mul_add(z, 2.063_908_9e-2);
+    let p = p.mul_add(z, -5.373_971_6e-2);
+    let p = p.mul_add(z, 1.333_144_2e-1);
+    let p = p.mul_add(z, -3.333_328e-1);
+    let near = (p * z).mul_add(x, x);
+    let far = 1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0);
+    if x.abs() < 0.625 { near } else { far.copysign(x) }
+}
+
 /// x · sigmoid(x), with the limit 0 at −∞.
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
@@ -214,6 +229,8 @@ mod tests {
         check("exp", worst_ulp(exp, f64::exp, (-87.0, 88.7), tiny), 1.1);
         check("exp near 0", worst_ulp(exp, f64::exp, (-1.0, 1.0), tiny), 1.1);
         check("sigmoid", worst_ulp(sigmoid, sigmoid64, (-80.0, 80.0), tiny), 3.0);
+        check("tanh", worst_ulp(tanh, f64::tanh, (-12.0, 12.0), tiny), 2.0);
+        check("tanh near 0", worst_ulp(tanh, f64::tanh, (-0.01, 0.01), tiny), 1.5);
         let silu64 = |x| x * sigmoid64(x);
         check("silu", worst_ulp(silu, silu64, (-80.0, 80.0), tiny), 3.5);
         // For negative x the relative error is that of the argument u, times u.
@@ -234,13 +251,14 @@ mod tests {
         assert_eq!((exp(-inf), exp(-87.34), exp(-1e30)), (0.0, 0.0, 0.0));
         assert_eq!((exp(inf), exp(88.73), exp(1e30)), (inf, inf, inf));
         assert_eq!((sigmoid(-inf), sigmoid(inf), sigmoid(0.0)), (0.0, 1.0, 0.5));
+        assert_eq!((tanh(-inf), tanh(inf), tanh(-30.0), tanh(0.0)), (-1.0, 1.0, -1.0, 0.0));
         assert_eq!((silu(-inf), silu(inf)), (0.0, inf));
         assert_eq!((gelu_tanh(-inf), gelu_tanh(inf)), (0.0, inf));
         assert_eq!((gelu(-inf), gelu(inf)), (0.0, inf));
         assert_eq!((gelu_derivative(-inf), gelu_derivative(inf)), (0.0, 1.0));
         assert_eq!((silu_derivative(-inf), silu_derivative(inf)), (0.0, 1.0));
         assert_eq!((gelu_tanh_derivative(-inf), gelu_tanh_derivative(inf)), (0.0, 1.0));
-        let functions: [fn(f32) -> f32; 5] = [exp, sigmoid, silu, gelu_tanh, gelu];
+        let functions: [fn(f32) -> f32; 6] = [exp, sigmoid, tanh, silu, gelu_tanh, gelu];
         let slopes: [fn(f32) -> f32; 3] = [silu_derivative, gelu_tanh_derivative, gelu_derivative];
         assert!(functions.iter().chain(&slopes).all(|f| f(f32::NAN).is_nan()));
     }

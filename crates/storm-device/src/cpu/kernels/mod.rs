@@ -10,6 +10,7 @@
 pub mod attention;
 pub mod augment;
 pub mod batch_norm;
+pub mod categorical;
 pub mod column_sum;
 pub mod convolution;
 pub mod dropout;
@@ -28,6 +29,8 @@ pub mod norm;
 pub mod optimizer;
 pub mod pool;
 pub mod quantized;
+pub mod recurrent;
+pub mod row_loss;
 mod scratch;
 mod shared;
 pub mod simd;

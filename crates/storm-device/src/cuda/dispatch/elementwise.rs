@@ -43,6 +43,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::ActivationGrad { dy, function, .. } => {
             flat(planner, &format!("{}_grad", name_of(*function)), &[dy], None)
         }
+        Op::Tanh { x } => flat(planner, "hyperbolic_tangent", &[x], None),
+        Op::TanhGrad { dy, y } => flat(planner, "hyperbolic_tangent_grad", &[dy, y], None),
         Op::SwiGlu { gate_up, function } => {
             let name = format!("{}_gated", name_of(*function));
             gated(planner, &name, &[gate_up], gate_up.shape.width() / 2)?;

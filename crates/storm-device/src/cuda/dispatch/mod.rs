@@ -6,6 +6,7 @@ mod attention;
 mod attention_cached;
 mod augment;
 mod batch_norm;
+mod categorical;
 mod convolution;
 mod convolution_tiles;
 mod dropout;
@@ -22,7 +23,9 @@ mod norm;
 mod optimizer;
 mod pool;
 mod quantized;
+mod recurrent;
 mod reduce;
+mod row_loss;
 mod rows;
 
 pub(super) use fp8::CAPABILITY as FP8_CAPABILITY;
@@ -66,6 +69,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::Scale { .. }
         | Op::Activation { .. }
         | Op::ActivationGrad { .. }
+        | Op::Tanh { .. }
+        | Op::TanhGrad { .. }
         | Op::SwiGlu { .. }
         | Op::SwiGluGrad { .. }
         | Op::SwiGluGradAndOutput { .. } => elementwise::plan(planner),
@@ -82,6 +87,19 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Augment { .. } => augment::plan(planner),
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
         Op::CachedAttention { .. } => attention_cached::plan(planner),
+        Op::GruReset { .. }
+        | Op::GruResetGrad { .. }
+        | Op::GruState { .. }
+        | Op::GruStateGrad { .. } => recurrent::plan(planner),
+        Op::Categorical { .. }
+        | Op::CategoricalGrad { .. }
+        | Op::SampleClass { .. }
+        | Op::Divergence { .. }
+        | Op::DivergenceGrad { .. } => categorical::plan(planner),
+        Op::SquaredError { .. }
+        | Op::SquaredErrorGrad { .. }
+        | Op::OutcomeLoss { .. }
+        | Op::OutcomeLossGrad { .. } => row_loss::plan(planner),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
         Op::ColumnSum { .. }
         | Op::Sum { .. }
@@ -109,6 +127,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         attention_cached::kernels(),
         augment::kernels(),
         batch_norm::kernels(),
+        categorical::kernels(),
         convolution::kernels(),
         convolution_tiles::kernels(),
         dropout::kernels(),
@@ -125,7 +144,9 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         optimizer::kernels(),
         pool::kernels(),
         quantized::kernels(),
+        recurrent::kernels(),
         reduce::kernels(),
+        row_loss::kernels(),
         rows::kernels(),
         [delay::SOURCE, gather::SOURCE, gemm::TRIAL_SOURCE]
             .map(|source| (source, Definitions::new()))

@@ -210,6 +210,7 @@ constexpr u32 PURPOSE_INITIALIZATION = 0;
 constexpr u32 PURPOSE_ROUNDING = 0x5bd1e995u;
 constexpr u32 PURPOSE_DROPOUT = 0x27d4eb2fu;
 constexpr u32 PURPOSE_AUGMENTATION = 0x165667b1u;
+constexpr u32 PURPOSE_SAMPLING = 0x2545f491u;
 
 /// Where random bits come from: seed words (low, high, step) in device memory, what the bits are
 /// for, and the tensor's stream.

@@ -121,6 +121,14 @@ extern "C" __global__ void silu_grad(const E* dy, E* x, i64 elements) {
     binary(dy, x, x, elements, [](float dy, float x) { return dy * silu_slope(x, sigmoid(x)); });
 }
 
+extern "C" __global__ void hyperbolic_tangent(const E* x, E* out, i64 elements) {
+    unary(x, out, elements, [](float x) { return tanhf(x); });
+}
+
+extern "C" __global__ void hyperbolic_tangent_grad(const E* dy, const E* y, E* out, i64 elements) {
+    binary(dy, y, out, elements, [](float dy, float y) { return dy * (1.0f - y * y); });
+}
+
 // ---- gated unit: grid (rows, packs of a row in blocks) ----------------------------------------
 
 /// gate_up (rows, 2·width), out (rows, width).
