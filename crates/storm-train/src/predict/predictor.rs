@@ -214,7 +214,7 @@ impl Predictor {
                 let passes = 4.0 / 3.0 * probe.len() as f64;
                 let cost_steps = passes / trainer.micro_batches() as f64;
                 let settings = Settings { tau, cost_steps, correct: options.lengths.correct };
-                Some(Rssm::new(trainer.options().seed, settings))
+                Some(Rssm::new(trainer.options().seed, settings)?)
             }
             Controller::Constant { .. } | Controller::LineSearch { .. } => None,
         };

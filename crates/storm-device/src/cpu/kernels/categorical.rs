@@ -2,7 +2,7 @@
 
 use super::element::Element;
 use super::math::exp;
-use super::simd::lane_sum;
+use super::simd::{LANES, lane_sum};
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::KlBalance;
@@ -27,14 +27,70 @@ impl Mixture {
     }
 }
 
-/// The largest logit of a group, and the sum of e to the others less it.
+/// Up to [`LANES`] values, and `fill` beyond the last. A whole block is known to the compiler as
+/// such, so that loops over it vectorize.
+#[inline(always)]
+fn block_of<E: Element>(values: &[E], fill: f32) -> [f32; LANES] {
+    let mut block = [fill; LANES];
+    match <&[E; LANES]>::try_from(values) {
+        Ok(values) => {
+            for (to, value) in block.iter_mut().zip(values) {
+                *to = value.to_f32();
+            }
+        }
+        Err(_) => {
+            for (to, value) in block.iter_mut().zip(values) {
+                *to = value.to_f32();
+            }
+        }
+    }
+    block
+}
+
+/// e to each of up to [`LANES`] logits less the largest of their group; 0 beyond the last.
+#[inline(always)]
+fn exponentials<E: Element>(logits: &[E], most: f32) -> [f32; LANES] {
+    let mut block = block_of(logits, f32::NEG_INFINITY);
+    for x in &mut block {
+        *x = exp(*x - most);
+    }
+    block
+}
+
+/// The larger one; a NaN only if it is the second.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// The largest logit of a group, and the sum of [`exponentials`].
 #[inline(always)]
 fn scale_of<E: Element>(logits: &[E]) -> (f32, f32) {
-    let mut most = f32::NEG_INFINITY;
-    for logit in logits {
-        most = most.max(logit.to_f32());
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for logits in logits.chunks(LANES) {
+        let block = block_of(logits, f32::NEG_INFINITY);
+        for (most, x) in largest.iter_mut().zip(&block) {
+            *most = larger(*x, *most);
+        }
     }
-    (most, lane_sum(logits.len(), |at| exp(logits[at].to_f32() - most)))
+    let mut most = f32::NEG_INFINITY;
+    for x in &largest {
+        most = larger(*x, most);
+    }
+    let mut sums = [0.0; LANES];
+    for logits in logits.chunks(LANES) {
+        let terms = exponentials(logits, most);
+        for (sum, term) in sums.iter_mut().zip(&terms) {
+            *sum += term;
+        }
+    }
+    (most, total(&sums))
+}
+
+/// The sum of lanes, in the order of [`lane_sum`].
+#[inline(always)]
+fn total(lanes: &[f32; LANES]) -> f32 {
+    lane_sum(LANES, |lane| lanes[lane])
 }
 
 simd_dispatch! {
@@ -43,8 +99,11 @@ simd_dispatch! {
         for (out, logits) in out.chunks_exact_mut(classes).zip(logits.chunks_exact(classes)) {
             let (most, sum) = scale_of(logits);
             let (scale, least) = ((1.0 - uniform) / sum, uniform / classes as f32);
-            for (out, logit) in out.iter_mut().zip(logits) {
-                *out = E::from_f32(exp(logit.to_f32() - most) * scale + least);
+            for (out, logits) in out.chunks_mut(LANES).zip(logits.chunks(LANES)) {
+                let terms = exponentials(logits, most);
+                for (out, term) in out.iter_mut().zip(&terms) {
+                    *out = E::from_f32(term * scale + least);
+                }
             }
         }
     }
@@ -56,10 +115,20 @@ simd_dispatch! {
         let groups = dy.chunks_exact(classes).zip(logits.chunks_exact(classes));
         for (out, (dy, logits)) in out.chunks_exact_mut(classes).zip(groups) {
             let (most, sum) = scale_of(logits);
-            let share = |at: usize| exp(logits[at].to_f32() - most) / sum;
-            let mean = lane_sum(classes, |at| share(at) * dy[at].to_f32());
-            for (at, out) in out.iter_mut().enumerate() {
-                *out = E::from_f32((1.0 - uniform) * share(at) * (dy[at].to_f32() - mean));
+            let mut products = [0.0; LANES];
+            for (dy, logits) in dy.chunks(LANES).zip(logits.chunks(LANES)) {
+                let (terms, dy) = (exponentials(logits, most), block_of(dy, 0.0));
+                for ((product, term), dy) in products.iter_mut().zip(&terms).zip(&dy) {
+                    *product += term * dy;
+                }
+            }
+            let (mean, scale) = (total(&products) / sum, (1.0 - uniform) / sum);
+            let parts = dy.chunks(LANES).zip(logits.chunks(LANES));
+            for (out, (dy, logits)) in out.chunks_mut(LANES).zip(parts) {
+                let (terms, dy) = (exponentials(logits, most), block_of(dy, 0.0));
+                for ((out, term), dy) in out.iter_mut().zip(&terms).zip(&dy) {
+                    *out = E::from_f32(scale * term * (dy - mean));
+                }
             }
         }
     }
@@ -83,7 +152,7 @@ pub fn categorical_grad<E: Element>(mixture: Mixture, dy: &[E], logits: &[E], ou
 }
 
 /// The class of a group that a uniform number selects.
-pub fn class_of<E: Element>(probabilities: &[E], uniform: f32) -> usize {
+fn class_of<E: Element>(probabilities: &[E], uniform: f32) -> usize {
     let mut left = uniform;
     for (class, probability) in probabilities.iter().enumerate() {
         left -= probability.to_f32();
@@ -94,19 +163,18 @@ pub fn class_of<E: Element>(probabilities: &[E], uniform: f32) -> usize {
     probabilities.len() - 1
 }
 
-/// Calls `found` with each group's number and sampled class.
-pub fn sample_classes<E: Element>(
+/// The class that is sampled from each group.
+fn sampled<E: Element>(
     (seed, stream): (Seed, Stream),
     classes: usize,
     probabilities: &[E],
-    mut found: impl FnMut(usize, usize),
-) {
-    for (block, four) in probabilities.chunks(4 * classes).enumerate() {
+) -> impl Iterator<Item = usize> {
+    let blocks = probabilities.chunks(4 * classes).enumerate();
+    blocks.flat_map(move |(block, four)| {
         let words = words(seed, Purpose::Sampling, stream, block as u64);
-        for (at, (group, word)) in four.chunks_exact(classes).zip(words).enumerate() {
-            found(4 * block + at, class_of(group, unit_interval(word)));
-        }
-    }
+        let groups = four.chunks_exact(classes).zip(words);
+        groups.map(|(group, word)| class_of(group, unit_interval(word)))
+    })
 }
 
 /// One-hot samples of probabilities.
@@ -116,10 +184,25 @@ pub fn sample<E: Element>(
     probabilities: &[E],
     out: &mut [E],
 ) {
-    out.fill(E::from_f32(0.0));
-    sample_classes(random, classes, probabilities, |group, class| {
-        out[group * classes + class] = E::from_f32(1.0);
-    });
+    let of_groups = out.chunks_exact_mut(classes);
+    for (out, class) in of_groups.zip(sampled(random, classes, probabilities)) {
+        out.fill(E::from_f32(0.0));
+        out[class] = E::from_f32(1.0);
+    }
+}
+
+/// [`categorical`] and the class that [`sample`] takes of each group, for kernels that need no
+/// gradient.
+pub fn sample_logits(
+    mixture: Mixture,
+    random: (Seed, Stream),
+    logits: &[f32],
+    probabilities: &mut [f32],
+    classes: &mut [u8],
+) {
+    categorical(mixture, logits, probabilities);
+    let found = sampled(random, mixture.classes, probabilities);
+    classes.iter_mut().zip(found).for_each(|(to, class)| *to = class as u8);
 }
 
 /// The larger of the KL divergence of each row and the amount that is free.

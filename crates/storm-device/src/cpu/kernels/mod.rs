@@ -28,6 +28,7 @@ pub mod math;
 pub mod norm;
 pub mod optimizer;
 pub mod pool;
+pub mod projection;
 pub mod quantized;
 pub mod recurrent;
 pub mod row_loss;

@@ -2,9 +2,10 @@
 //! is depends on steps and decisions, never on a clock, so the thread changes no bit.
 
 use super::adam::Adam;
-use super::network::{Network, Tick};
+use super::lesson::Lessons;
+use super::network::Tick;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{Builder, JoinHandle};
 
 /// What a lesson learns from.
 pub(super) struct Lesson {
@@ -13,30 +14,38 @@ pub(super) struct Lesson {
     pub(super) bits: (u64, u32),
 }
 
-impl Lesson {
-    fn learn(&self, network: &Network, adam: &mut Adam) {
-        let (_, gradients) = network.learn(adam.parameters(), &self.ticks, self.bits);
-        adam.step(&gradients);
+/// The parameters of the controller, and the graph of its lessons.
+struct Student {
+    adam: Adam,
+    lessons: Lessons,
+}
+
+impl Student {
+    fn learn(&mut self, lesson: &Lesson) {
+        let Student { adam, lessons } = self;
+        let (_, gradients) = lessons.learn(adam.parameters(), &lesson.ticks, lesson.bits);
+        adam.step(gradients);
     }
 }
 
 /// The parameters of the controller, which lessons change.
 pub(super) struct Learner {
     /// `None` while a lesson runs.
-    adam: Option<Adam>,
+    student: Option<Box<Student>>,
     /// `None` before the first lesson.
     worker: Option<Worker>,
 }
 
 impl Learner {
-    pub(super) fn new(adam: Adam) -> Learner {
-        Learner { adam: Some(adam), worker: None }
+    pub(super) fn new(adam: Adam, lessons: Lessons) -> Learner {
+        Learner { student: Some(Box::new(Student { adam, lessons })), worker: None }
     }
 
     /// The parameters after all lessons. Waits for one that runs.
     pub(super) fn adam(&mut self) -> &mut Adam {
         let worker = &self.worker;
-        self.adam.get_or_insert_with(|| worker.as_ref().expect("one has them").learned())
+        let learned = || worker.as_ref().expect("one has them").learned();
+        &mut self.student.get_or_insert_with(learned).adam
     }
 
     /// Begins a lesson, after the one before it.
@@ -45,66 +54,57 @@ impl Learner {
         if self.worker.is_none() {
             self.worker = Worker::start();
         }
-        let mut adam = self.adam.take().expect("no lesson runs");
+        let mut student = self.student.take().expect("no lesson runs");
         match &self.worker {
-            Some(worker) => worker.begin(adam, lesson),
+            Some(worker) => worker.begin(student, lesson),
             // The system allows no other thread.
             None => {
-                lesson.learn(&Network::new(), &mut adam);
-                self.adam = Some(adam);
+                student.learn(&lesson);
+                self.student = Some(student);
             }
         }
     }
 }
 
-/// The thread of lessons.
+impl Drop for Learner {
+    /// No lesson runs on without its learner.
+    fn drop(&mut self) {
+        self.adam();
+    }
+}
+
+/// The thread of lessons. It is a pool of its own, so that kernels neither wait for threads of
+/// another one nor take them from steps.
 struct Worker {
-    /// `None` only while it is dropped: the thread ends when nothing more can come.
-    lessons: Option<Sender<(Adam, Lesson)>>,
-    learned: Receiver<Adam>,
-    thread: Option<JoinHandle<()>>,
+    pool: ThreadPool,
+    done: Sender<Box<Student>>,
+    learned: Receiver<Box<Student>>,
 }
 
 impl Worker {
     fn start() -> Option<Worker> {
-        let (lessons, next) = channel::<(Adam, Lesson)>();
+        let name = |_| "lessons".to_owned();
+        let pool = ThreadPoolBuilder::new().num_threads(1).thread_name(name).build().ok()?;
         let (done, learned) = channel();
-        let work = move || {
-            let network = Network::new();
-            for (mut adam, lesson) in next {
-                lesson.learn(&network, &mut adam);
-                if done.send(adam).is_err() {
-                    break;
-                }
-            }
-        };
-        let thread = Builder::new().name("lessons".to_owned()).spawn(work).ok()?;
-        Some(Worker { lessons: Some(lessons), learned, thread: Some(thread) })
+        Some(Worker { pool, done, learned })
     }
 
-    fn begin(&self, adam: Adam, lesson: Lesson) {
-        let lessons = self.lessons.as_ref().expect("it is not being dropped");
-        lessons.send((adam, lesson)).expect("a lesson does not panic");
+    fn begin(&self, mut student: Box<Student>, lesson: Lesson) {
+        let done = self.done.clone();
+        self.pool.spawn(move || {
+            student.learn(&lesson);
+            done.send(student).expect("the learner waits for it");
+        });
     }
 
-    fn learned(&self) -> Adam {
-        self.learned.recv().expect("a lesson does not panic")
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.lessons = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of a lesson was reported when its result was missing.
-            let _ = thread.join();
-        }
+    fn learned(&self) -> Box<Student> {
+        self.learned.recv().expect("it is sent")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::network::{ACTED, OBSERVED};
+    use super::super::network::{ACTED, Network, OBSERVED};
     use super::*;
 
     fn lesson(number: u32) -> Lesson {
@@ -121,17 +121,20 @@ mod tests {
     #[test]
     fn lessons_on_their_thread_follow_each_other() {
         let network = Network::new();
-        let mut expected = Adam::new(network.initial(1));
-        let mut learner = Learner::new(Adam::new(network.initial(1)));
+        let student = || (Adam::new(network.initial(1)), Lessons::new(&network).expect("memory"));
+        let (adam, lessons) = student();
+        let mut expected = Student { adam, lessons };
+        let (adam, lessons) = student();
+        let mut learner = Learner::new(adam, lessons);
         for number in 0..4 {
-            lesson(number).learn(&network, &mut expected);
+            expected.learn(&lesson(number));
             learner.begin(lesson(number));
             // Asked for in between, or not.
             if number == 1 {
-                assert_eq!(learner.adam().vectors(), expected.vectors());
+                assert_eq!(learner.adam().vectors(), expected.adam.vectors());
             }
         }
-        assert_eq!(learner.adam().vectors(), expected.vectors());
+        assert_eq!(learner.adam().vectors(), expected.adam.vectors());
         assert_eq!(learner.adam().steps(), 4);
     }
 }

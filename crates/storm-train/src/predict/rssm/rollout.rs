@@ -2,12 +2,12 @@
 //! or none, over the following steps. Each candidate is a task for a core, with its members side by
 //! side; nothing is allocated.
 
-use super::lanes::{Columns, Lanes};
-use super::network::{
-    ACTED, GROUPS, HEAD, HIDDEN, MEMBERS, Member, Network, Tick, uniforms, words_of,
-};
-use super::tape::{Matrix, dot, sigmoid};
+use super::lanes::{Columns, Lanes, Onto, product};
+use super::network::{ACTED, HEAD, HIDDEN, MEMBERS, Member, Network, OUTPUTS, Tick};
 use rayon::prelude::*;
+use storm_device::cpu::kernels::elementwise::hyperbolic_tangent;
+use storm_device::cpu::kernels::math::{exp, sigmoid};
+use storm_device::cpu::kernels::warm_up;
 
 /// Number of jump lengths to choose from.
 pub(super) const LENGTHS: usize = 5;
@@ -23,6 +23,12 @@ pub(super) struct Expected {
     pub(super) deviation: f32,
     /// Probability that it is accepted.
     pub(super) acceptance: f32,
+}
+
+impl Expected {
+    fn of_heads([change, log_variance, logit]: [f32; OUTPUTS]) -> Expected {
+        Expected { change, deviation: exp(0.5 * log_variance), acceptance: sigmoid(logit) }
+    }
 }
 
 /// The parameters of a rollout.
@@ -63,12 +69,13 @@ pub(super) struct Imagined {
 pub(super) struct Rollouts {
     columns: Columns,
     /// Until the choice, all candidates of a member share one state.
-    members: Box<Lanes<MEMBERS>>,
-    candidates: Vec<Lanes<MEMBERS>>,
+    members: Box<Lanes>,
+    candidates: Vec<Lanes>,
 }
 
 impl Rollouts {
     pub(super) fn new() -> Rollouts {
+        warm_up();
         Rollouts {
             columns: Columns::new(),
             members: Box::new(Lanes::new()),
@@ -82,6 +89,17 @@ impl Rollouts {
         &mut self,
         network: &Network,
         parameters: &[f32],
+        ticks: impl Iterator<Item = &'t Tick> + Send,
+        question: &Question,
+    ) -> Imagined {
+        // In the pool, where kernels need not wait for a thread to take them.
+        rayon::scope(|_| self.imagine_here(network, parameters, ticks, question))
+    }
+
+    fn imagine_here<'t>(
+        &mut self,
+        network: &Network,
+        parameters: &[f32],
         ticks: impl Iterator<Item = &'t Tick>,
         question: &Question,
     ) -> Imagined {
@@ -90,22 +108,16 @@ impl Rollouts {
         members.clear();
         let mut place = 0;
         for tick in ticks {
-            let action = tick.action.map(|value| [value; MEMBERS]);
-            members.step(network, parameters, columns, &action);
-            let draws = draws(question.bits, place);
-            members.observe(network, parameters, &tick.observation, &draws);
+            members.step(network, parameters, columns, &tick.action);
+            members.observe(network, parameters, &tick.observation, question.bits, place);
             place += 1;
         }
         members.look(network, parameters, columns);
-        let jumps = question.lengths.map(|length| {
-            let trunks =
-                std::array::from_fn::<_, MEMBERS, _>(|member| of_lane(&members.trunk, member));
-            let mut found = [Expected::default(); MEMBERS];
-            for ((found, member), trunk) in found.iter_mut().zip(&network.members).zip(&trunks) {
-                *found = of_jump(member, parameters, trunk, length);
-            }
-            found
-        });
+        let mut jumps = [[Expected::default(); MEMBERS]; LENGTHS];
+        for (number, (member, trunk)) in network.members.iter().zip(&members.trunk).enumerate() {
+            let found = of_jumps(member, parameters, trunk, &question.lengths);
+            jumps.iter_mut().zip(found).for_each(|(jumps, found)| jumps[number] = found);
+        }
         let (columns, members) = (&*columns, &*members);
         let mut excess = [[0.0; MEMBERS]; CANDIDATES];
         let tasks = excess.par_iter_mut().zip(candidates).enumerate();
@@ -114,16 +126,14 @@ impl Rollouts {
             lanes.classes.clone_from(&members.classes);
             for step in 0..question.horizon {
                 let action = question.action(candidate, step);
-                lanes.step(network, parameters, columns, &action.map(|value| [value; MEMBERS]));
-                for (lane, sum) in sums.iter_mut().enumerate() {
-                    let (of_hidden, of_action, bias) = network.members[lane].step;
-                    let of_hidden =
-                        dot(row(of_hidden, 0, parameters), &of_lane(&lanes.hidden, lane));
-                    let of_action = dot(row(of_action, 0, parameters), &action);
-                    *sum += of_hidden + of_action + parameters[bias];
+                lanes.step(network, parameters, columns, &action);
+                for ((sum, member), hidden) in
+                    sums.iter_mut().zip(&network.members).zip(&lanes.hidden)
+                {
+                    *sum += of_step(member, parameters, hidden, &action);
                 }
                 if step + 1 < question.horizon {
-                    lanes.imagine(network, parameters, &draws(question.bits, place + step));
+                    lanes.imagine(network, parameters, question.bits, place + step);
                 }
             }
         });
@@ -131,96 +141,125 @@ impl Rollouts {
     }
 }
 
-fn of_lane<const N: usize>(values: &[[f32; N]; HIDDEN], lane: usize) -> [f32; HIDDEN] {
-    values.each_ref().map(|lanes| lanes[lane])
+/// How a member expects a step to change the loss.
+fn of_step(
+    member: &Member,
+    parameters: &[f32],
+    hidden: &[f32; HIDDEN],
+    action: &[f32; ACTED],
+) -> f32 {
+    let (of_hidden, of_action, bias) = member.step;
+    let mut sum = [0.0];
+    product(of_action, parameters, action, Onto::Zero, &mut sum);
+    let onto = Onto::Output { bias: &parameters[bias..=bias] };
+    product(of_hidden, parameters, hidden, onto, &mut sum);
+    sum[0]
 }
 
-/// The uniform numbers that sample the latents of a tick, by group and member.
-fn draws((seed, step): (u64, u32), place: usize) -> [[f32; MEMBERS]; GROUPS] {
-    let mut found = [[0.0; MEMBERS]; GROUPS];
-    for member in 0..MEMBERS {
-        for (block, groups) in found.chunks_exact_mut(4).enumerate() {
-            let block = (place * MEMBERS + member) * (GROUPS / 4) + block;
-            let four = uniforms(seed, step, words_of::ROLLOUT, block);
-            groups.iter_mut().zip(four).for_each(|(group, uniform)| group[member] = uniform);
-        }
-    }
-    found
-}
-
-fn row(matrix: Matrix, number: usize, parameters: &[f32]) -> &[f32] {
-    let Matrix { at, columns, .. } = matrix;
-    &parameters[at + number * columns..at + (number + 1) * columns]
-}
-
-fn of_jump(member: &Member, parameters: &[f32], trunk: &[f32; HIDDEN], length: f32) -> Expected {
+/// What a member expects of a jump of each length.
+fn of_jumps(
+    member: &Member,
+    parameters: &[f32],
+    trunk: &[f32; HIDDEN],
+    lengths: &[f32; LENGTHS],
+) -> [Expected; LENGTHS] {
     let (of_trunk, of_length, bias) = member.jump;
-    let lengths = [length, length * length];
-    let hidden: [f32; HEAD] = std::array::from_fn(|at| {
-        let of_trunk = dot(row(of_trunk, at, parameters), trunk);
-        let of_length = dot(row(of_length, at, parameters), &lengths);
-        (of_trunk + of_length + parameters[bias + at]).tanh()
-    });
-    let (outputs, bias) = member.outputs;
-    let [change, log_variance, logit] =
-        [0, 1, 2].map(|at| dot(row(outputs, at, parameters), &hidden) + parameters[bias + at]);
-    Expected { change, deviation: (0.5 * log_variance).exp(), acceptance: sigmoid(logit) }
+    let lengths = lengths.map(|length| [length, length * length]);
+    let mut sums = [[0.0; HEAD]; LENGTHS];
+    let out = sums.as_flattened_mut();
+    product(of_length, parameters, lengths.as_flattened(), Onto::Zero, out);
+    let onto = Onto::Output { bias: &parameters[bias..bias + HEAD] };
+    product(of_trunk, parameters, [*trunk; LENGTHS].as_flattened(), onto, out);
+    let mut hidden = [[0.0; HEAD]; LENGTHS];
+    hyperbolic_tangent(sums.as_flattened(), hidden.as_flattened_mut());
+    let (weights, bias) = member.outputs;
+    let mut outputs = [[0.0; OUTPUTS]; LENGTHS];
+    let onto = Onto::Bias(&parameters[bias..bias + OUTPUTS]);
+    product(weights, parameters, hidden.as_flattened(), onto, outputs.as_flattened_mut());
+    outputs.map(Expected::of_heads)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::network::{OBSERVED, State, drawn, learners, uniform};
-    use super::super::tape::{Outcome, Tape};
+    use super::super::lesson::Lessons;
+    use super::super::model::{Model, State};
+    use super::super::network::{OBSERVED, Outcome, learners, uniform, words_of};
     use super::*;
+    use storm_graph::TensorId;
     use storm_host::allocation::{AllocationMeter, count};
 
     #[global_allocator]
     static METER: AllocationMeter = AllocationMeter;
 
-    /// The reference: lane by lane, op by op, on a tape.
+    /// The reference: candidate by candidate, op by op, as a graph on the CPU device. A member is a
+    /// row, and only its own heads count.
     fn reference(
         network: &Network,
         parameters: &[f32],
         ticks: &[Tick],
         question: &Question,
     ) -> Imagined {
-        let (seed, step) = question.bits;
         let mut found = Imagined {
             jumps: [[Expected::default(); MEMBERS]; LENGTHS],
             excess: [[0.0; MEMBERS]; CANDIDATES],
         };
-        for (number, member) in network.members.iter().enumerate() {
-            let draw = |place: usize| {
-                move |group| {
-                    let index = (place * MEMBERS + number) * GROUPS + group;
-                    uniform(seed, step, words_of::ROLLOUT, index)
-                }
+        for candidate in 0..CANDIDATES {
+            let mut model = Model::new(network);
+            let mut inputs: Vec<(String, Vec<f32>)> = Vec::new();
+            let mut shared = |model: &mut Model, name: String, values: &[f32]| {
+                let input = model.input(&name, [MEMBERS, values.len()]);
+                inputs.push((name, values.repeat(MEMBERS)));
+                input
             };
-            for candidate in 0..CANDIDATES {
-                let mut tape = Tape::new(parameters);
-                let mut state = State::zeros(&mut tape);
-                for (place, tick) in ticks.iter().enumerate() {
-                    let hidden = network.step(&mut tape, &state, &tick.action);
-                    let posterior = network.posterior(&mut tape, hidden, &tick.observation);
-                    let latent = drawn(tape.value(posterior), draw(place));
-                    state = State { hidden, latent: tape.input(&latent) };
+            let mut state = model.zeros(MEMBERS);
+            for (place, tick) in ticks.iter().enumerate() {
+                let at = format!("tick {place}");
+                let action = shared(&mut model, format!("{at} action"), &tick.action);
+                let observation =
+                    shared(&mut model, format!("{at} observation"), &tick.observation);
+                let hidden = model.step(&at, state, action);
+                let posterior = model.posterior(&at, hidden, observation);
+                state = State { hidden, latent: model.sample(&at, posterior, place) };
+            }
+            let mut kept: Vec<TensorId> = Vec::new();
+            if let Some(&length) = question.lengths.get(candidate) {
+                let trunk = model.trunk(state);
+                let features = [length, length * length];
+                let lengths = shared(&mut model, "lengths".to_owned(), &features);
+                kept.push(model.jump(trunk, lengths));
+            }
+            for step in 0..question.horizon {
+                let at = format!("step {step}");
+                let action = question.action(candidate, step);
+                let action = shared(&mut model, format!("{at} action"), &action);
+                let hidden = model.step(&at, state, action);
+                kept.push(model.excess(&at, hidden, action));
+                let prior = model.prior(&at, hidden);
+                let latent = model.sample(&at, prior, ticks.len() + step);
+                state = State { hidden, latent };
+            }
+            let names: Vec<String> =
+                kept.iter().map(|&id| model.graph.tensor(id).name.clone()).collect();
+            let mut model = model.commit(words_of::ROLLOUT, &kept).expect("memory");
+            model.write_parameters(parameters);
+            for (name, values) in &inputs {
+                model.write(model.slot(name), values);
+            }
+            model.run(question.bits);
+            // (member of the row, member of the heads, heads)
+            let own = |name: &String, width: usize, member: usize| {
+                let mut values = vec![0.0; MEMBERS * MEMBERS * width];
+                model.read(model.slot(name), &mut values);
+                values[(member * MEMBERS + member) * width..][..width].to_vec()
+            };
+            let (of_jump, of_steps) = names.split_at(names.len() - question.horizon);
+            for member in 0..MEMBERS {
+                for name in of_jump {
+                    let heads = own(name, OUTPUTS, member).try_into().expect("three");
+                    found.jumps[candidate][member] = Expected::of_heads(heads);
                 }
-                if let Some(&length) = question.lengths.get(candidate) {
-                    let trunk = network.trunk(&mut tape, &state);
-                    let heads = Network::jump(&mut tape, member, trunk, length);
-                    let [change, log_variance, logit] = [0, 1, 2].map(|at| tape.value(heads)[at]);
-                    let deviation = (0.5 * log_variance).exp();
-                    found.jumps[candidate][number] =
-                        Expected { change, deviation, acceptance: sigmoid(logit) };
-                }
-                for step in 0..question.horizon {
-                    let action = question.action(candidate, step);
-                    let hidden = network.step(&mut tape, &state, &action);
-                    let excess = Network::excess(&mut tape, member, hidden, &action);
-                    found.excess[candidate][number] += tape.value(excess)[0];
-                    let prior = network.prior(&mut tape, hidden);
-                    let latent = drawn(tape.value(prior), draw(ticks.len() + step));
-                    state = State { hidden, latent: tape.input(&latent) };
+                for name in of_steps {
+                    found.excess[candidate][member] += own(name, 1, member)[0];
                 }
             }
         }
@@ -251,8 +290,9 @@ mod tests {
     /// Slightly trained parameters, so that no head is zero.
     fn learned(network: &Network, seed: u64) -> Vec<f32> {
         let mut parameters = network.initial(seed);
+        let mut lessons = Lessons::new(network).expect("memory");
         for draw in 0..3 {
-            let (_, gradients) = network.learn(&parameters, &ticks(12, seed), (seed, draw));
+            let (_, gradients) = lessons.learn(&parameters, &ticks(12, seed), (seed, draw));
             for (parameter, gradient) in parameters.iter_mut().zip(gradients) {
                 *parameter -= 0.3 * gradient;
             }
