@@ -3,7 +3,6 @@
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
 use super::kernels::batch_norm::{self, BatchNormGradOutput, Channels, StatisticsOutput};
-use super::kernels::categorical::{self, DivergenceGradInput, Mixture};
 use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
@@ -16,10 +15,7 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
-use super::kernels::row_loss::{self, Outcomes};
-use super::kernels::{
-    augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, recurrent, sum,
-};
+use super::kernels::{elementwise, embedding, fp8, gated_coded, layout, quantized, sum};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
@@ -75,6 +71,9 @@ macro_rules! with_any {
         }
     };
 }
+
+mod images;
+mod recurrent;
 
 pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
     let PlacedNode { op, outputs, layer, .. } = &instruction.placed;
@@ -184,23 +183,11 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 columns.weight_grad(dy, x, accumulate, sum, out);
             }))
         }
-        Op::MaxPool { x, window } => with_float!(x.dtype, E => {
-            let planes = planes(&x.shape, *window);
-            pool::max_pool::<E>(&planes, access.get(x), access.out(&outputs[0]));
-        }),
-        Op::MaxPoolGrad { dy, x, window } => with_float!(x.dtype, E => {
-            let planes = planes(&x.shape, *window);
-            let (dy, x) = (access.get::<E>(dy), access.get(x));
-            pool::max_pool_grad(&planes, dy, x, access.out(&outputs[0]));
-        }),
-        Op::AveragePool { x, window } => with_float!(x.dtype, E => {
-            let planes = planes(&x.shape, *window);
-            pool::average_pool::<E>(&planes, access.get(x), access.out(&outputs[0]));
-        }),
-        Op::AveragePoolGrad { dy, window, input } => with_float!(dy.dtype, E => {
-            let planes = planes(input, *window);
-            pool::average_pool_grad::<E>(&planes, access.get(dy), access.out(&outputs[0]));
-        }),
+        Op::MaxPool { .. }
+        | Op::MaxPoolGrad { .. }
+        | Op::AveragePool { .. }
+        | Op::AveragePoolGrad { .. }
+        | Op::Augment { .. } => images::execute(op, outputs, &access),
         Op::Add { a, b } => with_float!(a.dtype, E => {
             elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),
@@ -228,13 +215,6 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         }),
         Op::ActivationGrad { dy, x, function } => with_float!(x.dtype, E => {
             elementwise::activation_grad::<E>(*function, access.get(dy), access.out(&outputs[0]));
-        }),
-        Op::Tanh { x } => with_float!(x.dtype, E => {
-            elementwise::hyperbolic_tangent::<E>(access.get(x), access.out(&outputs[0]));
-        }),
-        Op::TanhGrad { dy, y } => with_float!(y.dtype, E => {
-            let (dy, y) = (access.get::<E>(dy), access.get(y));
-            elementwise::hyperbolic_tangent_grad(dy, y, access.out(&outputs[0]));
         }),
         Op::SwiGlu { gate_up, function } => with_float!(gate_up.dtype, E => {
             let width = gate_up.shape.width() / 2;
@@ -499,12 +479,6 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             };
             group_norm::group_norm_grad(groups, input, output);
         }))),
-        Op::Augment { images, samples, phase, settings, dtype } => with_float!(*dtype, E => {
-            let &[_, height, width, channels] = images.shape.axes() else { unreachable!("its rank") };
-            let (phase, axes) = (access.phase(phase), [height, width, channels]);
-            let (images, samples) = (access.get(images), access.get(samples));
-            augment::augment::<E>(settings, phase, axes, images, samples, access.out(&outputs[0]));
-        }),
         Op::RotaryTable { positions, frequencies } => {
             let (positions, table) = (access.get(positions), access.out(&outputs[0]));
             heads::rotary_table(frequencies, positions, table);
@@ -539,81 +513,21 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 attention.cached(access.get(qkv), access.get(positions), cache, y);
             })
         }
-        Op::GruReset { gate, hidden } => with_float!(hidden.dtype, E => {
-            let (gate, hidden) = (access.get::<E>(gate), access.get(hidden));
-            recurrent::gru_reset(gate, hidden, access.out(&outputs[0]));
-        }),
-        Op::GruResetGrad { dy, gate, hidden } => with_float!(hidden.dtype, E => {
-            let (dy, gate, hidden) = (access.get::<E>(dy), access.get(gate), access.get(hidden));
-            let (d_gate, d_hidden) = (access.out(&outputs[0]), access.out(&outputs[1]));
-            recurrent::gru_reset_grad(dy, gate, hidden, d_gate, d_hidden);
-        }),
-        Op::GruState { gate, candidate, hidden } => with_float!(hidden.dtype, E => {
-            let [gate, candidate, hidden] = [gate, candidate, hidden].map(|x| access.get::<E>(x));
-            recurrent::gru_state(gate, candidate, hidden, access.out(&outputs[0]));
-        }),
-        Op::GruStateGrad { dy, gate, candidate, hidden } => with_float!(hidden.dtype, E => {
-            let operands = [gate, candidate, hidden].map(|x| access.get::<E>(x));
-            let gradients = [0, 1, 2].map(|at| access.out(&outputs[at]));
-            recurrent::gru_state_grad(access.get(dy), operands, gradients);
-        }),
-        Op::Categorical { logits, classes, uniform } => with_float!(logits.dtype, E => {
-            let mixture = Mixture { classes: *classes, uniform: *uniform };
-            categorical::categorical::<E>(mixture, access.get(logits), access.out(&outputs[0]));
-        }),
-        Op::CategoricalGrad { dy, logits, classes, uniform } => with_float!(logits.dtype, E => {
-            let mixture = Mixture { classes: *classes, uniform: *uniform };
-            let (dy, logits) = (access.get::<E>(dy), access.get(logits));
-            categorical::categorical_grad(mixture, dy, logits, access.out(&outputs[0]));
-        }),
-        Op::SampleClass { probabilities, random, classes, stream } => {
-            with_float!(probabilities.dtype, E => {
-                let random = (access.seed(random), Stream { tensor: *stream, layer: *layer });
-                let probabilities = access.get::<E>(probabilities);
-                categorical::sample(random, *classes, probabilities, access.out(&outputs[0]));
-            })
-        }
-        Op::Divergence { posterior, prior, free, .. } => with_float!(posterior.dtype, E => {
-            let width = posterior.shape.width();
-            let (posterior, prior) = (access.get::<E>(posterior), access.get(prior));
-            categorical::divergence(width, *free, posterior, prior, access.out(&outputs[0]));
-        }),
-        Op::DivergenceGrad { d_divergence, divergence, posterior, prior, free, balance } => {
-            with_float!(posterior.dtype, E => {
-                let input = DivergenceGradInput::<E> {
-                    d_divergence: access.get(d_divergence),
-                    divergence: access.get(divergence),
-                    posterior: access.get(posterior),
-                    prior: access.get(prior),
-                    free: *free,
-                    balance: *balance,
-                };
-                let (d_posterior, d_prior) = (access.out(&outputs[0]), access.out(&outputs[1]));
-                let width = posterior.shape.width();
-                categorical::divergence_grad(width, input, d_posterior, d_prior);
-            })
-        }
-        Op::SquaredError { x, target } => with_float!(x.dtype, E => {
-            let (width, target) = (x.shape.width(), access.get::<E>(target));
-            row_loss::squared_error(width, access.get(x), target, access.out(&outputs[0]));
-        }),
-        Op::SquaredErrorGrad { d_row_loss, x, target } => with_float!(x.dtype, E => {
-            let (width, gradients) = (x.shape.width(), access.get(d_row_loss));
-            let (x, target) = (access.get::<E>(x), access.get(target));
-            row_loss::squared_error_grad(width, gradients, x, target, access.out(&outputs[0]));
-        }),
-        Op::OutcomeLoss { heads, change, accepted } => with_float!(heads.dtype, E => {
-            let outcomes = Outcomes { change: access.get(change), accepted: access.get(accepted) };
-            row_loss::outcome_loss::<E>(access.get(heads), outcomes, access.out(&outputs[0]));
-        }),
-        Op::OutcomeLossGrad { d_row_loss, heads, change, accepted } => {
-            with_float!(heads.dtype, E => {
-                let outcomes =
-                    Outcomes { change: access.get(change), accepted: access.get(accepted) };
-                let (gradients, heads) = (access.get(d_row_loss), access.get::<E>(heads));
-                row_loss::outcome_loss_grad(gradients, heads, outcomes, access.out(&outputs[0]));
-            })
-        }
+        Op::Tanh { .. }
+        | Op::TanhGrad { .. }
+        | Op::GruReset { .. }
+        | Op::GruResetGrad { .. }
+        | Op::GruState { .. }
+        | Op::GruStateGrad { .. }
+        | Op::Categorical { .. }
+        | Op::CategoricalGrad { .. }
+        | Op::SampleClass { .. }
+        | Op::Divergence { .. }
+        | Op::DivergenceGrad { .. }
+        | Op::SquaredError { .. }
+        | Op::SquaredErrorGrad { .. }
+        | Op::OutcomeLoss { .. }
+        | Op::OutcomeLossGrad { .. } => recurrent::execute(op, outputs, *layer, &access),
         Op::HeadLoss {
             hidden,
             weight,

@@ -65,7 +65,7 @@ pub fn tanh(x: f32) -> f32 {
     // Near 0 by a polynomial (Cephes), since the other form would cancel.
     let z = x * x;
     let p = -5.704_988_7e-3f32;
-    let p = p.mul_add(z, 2.063_908_9e-2);
+    let p = p.mul_add(z, 2.063_909e-2);
     let p = p.mul_add(z, -5.373_971_6e-2);
     let p = p.mul_add(z, 1.333_144_2e-1);
     let p = p.mul_add(z, -3.333_328e-1);

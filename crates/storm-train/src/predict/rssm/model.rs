@@ -33,11 +33,13 @@ pub(super) struct Model {
     step: (TensorId, TensorId, TensorId),
 }
 
+/// A part of a parameter: its first element in the tensor, and its range in the network.
+type Part = (usize, Range<usize>);
+
 /// A parameter of the graph, and where its elements are among those of the network.
 pub(super) struct Placed {
     pub(super) tensor: TensorId,
-    /// First element of a part in the tensor, and the part's range in the network.
-    parts: Vec<(usize, Range<usize>)>,
+    parts: Vec<Part>,
 }
 
 /// State after a tick: (rows, HIDDEN) and (rows, LATENT).
@@ -54,12 +56,7 @@ struct Parameters<'g> {
 }
 
 impl Parameters<'_> {
-    fn add(
-        &mut self,
-        name: &str,
-        shape: impl Into<Shape>,
-        parts: Vec<(usize, Range<usize>)>,
-    ) -> TensorId {
+    fn add(&mut self, name: &str, shape: impl Into<Shape>, parts: Vec<Part>) -> TensorId {
         let tensor = self.graph.parameter(name, shape, DType::F32, Training::Trainable);
         self.placed.push(Placed { tensor, parts });
         tensor
@@ -322,7 +319,7 @@ pub(super) struct CommittedModel {
     resident: Resident<CpuDevice>,
     schedule: ScheduleId,
     random: SlotId,
-    placed: Vec<(SlotId, Vec<(usize, Range<usize>)>)>,
+    placed: Vec<(SlotId, Vec<Part>)>,
 }
 
 const FITS: &str = "the shapes of the network fit";
