@@ -37,7 +37,7 @@ pub use context::Card;
 use context::{Allocation, Context, Start, Stream};
 use cudarc::driver::result;
 pub use diagnosis::{CardDiagnosis, CudaDiagnosis, diagnose};
-pub use dispatch::all_kernels;
+pub use dispatch::{AttentionBlock, all_kernels, attention_blocks};
 pub use error::CudaError;
 pub(crate) use foreign::{CudaCopies, CudaMark, CudaSlab, CudaStall};
 use gemm::Gemm;

@@ -1,5 +1,5 @@
 //! Attention and its gradient. For bf16 heads of 64 and 128: `wgmma` on Hopper, `mma.sync` on other
-//! cards; plain kernels otherwise.
+//! cards. For those of 96, 192 and 256: `mma.sync`. Plain kernels otherwise.
 
 use super::{Definitions, count, grid, small, types, unsupported};
 use crate::DeviceError;
@@ -25,20 +25,26 @@ const SIMPLE: KernelSource = KernelSource {
     only_for: None,
 };
 
+/// Heads that the kernels take.
+const HOPPER_DIMS: [usize; 2] = [64, 128];
+const TENSOR_CORE_DIMS: [usize; 5] = [64, 96, 128, 192, 256];
 /// Largest head that the plain kernels take.
 const SIMPLE_DIM_MAX: usize = 256;
 /// Rows of a tile of the plain kernels, and threads of their blocks.
 const SIMPLE_TILE: usize = 16;
 const SIMPLE_THREADS: u32 = 256;
+/// Threads of the Hopper kernels' blocks.
+const HOPPER_THREADS: u32 = 384;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     let mut kernels = Vec::new();
-    for dim in [64, 128] {
+    for dim in TENSOR_CORE_DIMS {
         for sight in [Sight::All, Sight::Before, Sight::Window(1)] {
             for segments in [false, true] {
-                let definitions = tensor_core_definitions(dim, sight, segments);
-                kernels.push((TENSOR_CORES, definitions.clone()));
-                kernels.push((HOPPER, definitions));
+                kernels.push((TENSOR_CORES, tensor_core_definitions(dim, sight, segments)));
+                if HOPPER_DIMS.contains(&dim) {
+                    kernels.push((HOPPER, hopper_definitions(dim, sight, segments)));
+                }
             }
         }
     }
@@ -46,7 +52,73 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     kernels
 }
 
+/// How a kernel of attention.cu is launched.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBlock {
+    /// The kernel.
+    pub name: &'static str,
+    /// Queries or keys of a block.
+    pub rows: usize,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: usize,
+}
+
+/// Blocks of attention.cu for heads of `dim`: forward, gradient of keys and values, gradient of
+/// queries. The tiles are those of the source, which checks the bytes.
+pub fn attention_blocks(dim: usize, segments: bool) -> [AttentionBlock; 3] {
+    let row = dim * 2;
+    // Segment numbers of own tokens, and of two tiles on the other side.
+    let ids = |own: usize, other: usize| if segments { (own + 2 * other) * 4 } else { 0 };
+    let forward = {
+        let queries = if dim <= 96 { 128 } else { 64 };
+        let keys = if matches!(dim, 64 | 128) && !segments { 64 } else { 32 };
+        let room = (3 * keys).max(queries + keys) * row;
+        AttentionBlock {
+            name: "attention_forward",
+            rows: queries,
+            threads: 128,
+            shared_bytes: room + ids(queries, keys),
+        }
+    };
+    let grad_kv = {
+        let (keys, queries) = (if dim == 64 { 128 } else { 64 }, 32);
+        let weights = if dim == 64 { 0 } else { keys * queries * 4 };
+        let room = (4 * queries).max(2 * keys) * row;
+        AttentionBlock {
+            name: "attention_grad_kv",
+            rows: keys,
+            threads: if dim <= 128 { 128 } else { 256 },
+            shared_bytes: room + weights + 4 * queries * 4 + ids(keys, queries),
+        }
+    };
+    let grad_q = {
+        let (queries, keys) = match dim {
+            64 => (128, 32),
+            256 => (128, 16),
+            _ => (64, 32),
+        };
+        let rows = if dim == 256 { queries + 4 * keys } else { (2 * queries).max(4 * keys) };
+        AttentionBlock {
+            name: "attention_grad_q",
+            rows: queries,
+            threads: if dim == 256 { 256 } else { 128 },
+            shared_bytes: rows * row + ids(queries, keys),
+        }
+    };
+    [forward, grad_kv, grad_q]
+}
+
 fn tensor_core_definitions(dim: usize, sight: Sight, segments: bool) -> Definitions {
+    let names = ["FORWARD_SHARED", "GRAD_KV_SHARED", "GRAD_Q_SHARED"];
+    let bytes = attention_blocks(dim, segments).map(|block| block.shared_bytes.to_string());
+    let mut definitions = hopper_definitions(dim, sight, segments);
+    definitions.extend(names.into_iter().zip(bytes));
+    definitions
+}
+
+fn hopper_definitions(dim: usize, sight: Sight, segments: bool) -> Definitions {
     let mut definitions = vec![
         ("HEAD_DIM", dim.to_string()),
         ("CAUSAL", u8::from(sight != Sight::All).to_string()),
@@ -110,9 +182,10 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let axes = qkv.shape.axes();
             let (batch, seq, scale) = (axes[0], axes[1], *scale);
             let sight = Sight::new(*mask, seq);
+            let hopper = planner.card().capability == (9, 0);
             let kind = match (qkv.dtype, heads.head_dim) {
-                (DType::BF16, 64 | 128) if planner.card().capability == (9, 0) => Kind::Hopper,
-                (DType::BF16, 64 | 128) => Kind::TensorCores,
+                (DType::BF16, dim) if hopper && HOPPER_DIMS.contains(&dim) => Kind::Hopper,
+                (DType::BF16, dim) if TENSOR_CORE_DIMS.contains(&dim) => Kind::TensorCores,
                 (dtype, _) => Kind::Simple(dtype),
             };
             (qkv, Attention { heads, sight, segments, scale, batch, seq, kind })
@@ -154,19 +227,38 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
 }
 
 impl Attention<'_> {
-    fn kernel(
+    fn hopper(&self, name: &'static str, shared_bytes: usize) -> KernelChoice<'static> {
+        let definitions =
+            hopper_definitions(self.heads.head_dim, self.sight, self.segments.is_some());
+        KernelChoice { source: HOPPER, name, definitions, shared_bytes }
+    }
+
+    fn tensor_cores(&self, name: &'static str, shared_bytes: usize) -> KernelChoice<'static> {
+        let definitions =
+            tensor_core_definitions(self.heads.head_dim, self.sight, self.segments.is_some());
+        KernelChoice { source: TENSOR_CORES, name, definitions, shared_bytes }
+    }
+
+    fn simple(
         &self,
-        source: KernelSource,
+        dtype: DType,
         name: &'static str,
         shared_bytes: usize,
     ) -> KernelChoice<'static> {
-        let definitions = match self.kind {
-            Kind::Simple(dtype) => simple_definitions(dtype),
-            Kind::Hopper | Kind::TensorCores => {
-                tensor_core_definitions(self.heads.head_dim, self.sight, self.segments.is_some())
-            }
-        };
-        KernelChoice { source, name, definitions, shared_bytes }
+        KernelChoice { source: SIMPLE, name, definitions: simple_definitions(dtype), shared_bytes }
+    }
+
+    /// A kernel of attention.cu over all heads, of which there are `heads` in all sequences.
+    fn launch_block(
+        &self,
+        planner: &mut Planner<'_>,
+        block: AttentionBlock,
+        heads: usize,
+        arguments: Vec<Argument>,
+    ) -> Result<(), DeviceError> {
+        let AttentionBlock { name, rows, threads, shared_bytes } = block;
+        let choice = self.tensor_cores(name, shared_bytes);
+        self.launch(planner, choice, (heads, self.seq.div_ceil(rows)), threads, arguments)
     }
 
     /// Adds what follows the pointers, in the kernels' order, and launches.
@@ -175,23 +267,19 @@ impl Attention<'_> {
         planner: &mut Planner<'_>,
         choice: KernelChoice<'_>,
         (blocks, parts): (usize, usize),
+        threads: u32,
         mut arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
         let HeadLayout { query_heads, key_value_heads, head_dim } = *self.heads;
         arguments.extend([small(self.seq), small(query_heads), small(key_value_heads)]);
-        let threads = match self.kind {
-            Kind::Hopper => 384,
-            Kind::TensorCores => 128,
-            Kind::Simple(_) => {
-                let causal = i32::from(self.sight != Sight::All);
-                let window = match self.sight {
-                    Sight::Window(window) => small(window),
-                    Sight::All | Sight::Before => Argument::I32(i32::MAX),
-                };
-                arguments.extend([small(head_dim), Argument::I32(causal), window]);
-                SIMPLE_THREADS
-            }
-        };
+        if let Kind::Simple(_) = self.kind {
+            let causal = i32::from(self.sight != Sight::All);
+            let window = match self.sight {
+                Sight::Window(window) => small(window),
+                Sight::All | Sight::Before => Argument::I32(i32::MAX),
+            };
+            arguments.extend([small(head_dim), Argument::I32(causal), window]);
+        }
         arguments.push(Argument::F32(self.scale));
         if let (Kind::Hopper | Kind::TensorCores, Sight::Window(window)) = (self.kind, self.sight) {
             arguments.push(small(window));
@@ -212,9 +300,8 @@ impl Attention<'_> {
         small(self.batch * self.heads.query_heads)
     }
 
-    /// Shared memory for the segments of a tile.
-    fn segment_bytes(&self) -> usize {
-        if self.segments.is_some() { 768 } else { 0 }
+    fn blocks(&self) -> [AttentionBlock; 3] {
+        attention_blocks(self.heads.head_dim, self.segments.is_some())
     }
 
     fn forward(
@@ -227,20 +314,19 @@ impl Attention<'_> {
         match self.kind {
             Kind::Hopper => {
                 arguments.push(self.query_rows());
-                let choice = self.kernel(HOPPER, "attention_hopper_forward", 768 * dim * 2 + 80);
+                let choice = self.hopper("attention_hopper_forward", 768 * dim * 2 + 80);
                 let blocks = self.hopper_blocks(planner);
-                self.launch(planner, choice, (blocks, 1), arguments)
+                self.launch(planner, choice, (blocks, 1), HOPPER_THREADS, arguments)
             }
             Kind::TensorCores => {
-                let keys = if self.segments.is_some() { 32 } else { 64 };
-                let shared = (128 + 4 * keys) * dim * 2 + 2048 + self.segment_bytes();
-                let choice = self.kernel(TENSOR_CORES, "attention_forward", shared);
-                self.launch(planner, choice, (heads, self.seq.div_ceil(128)), arguments)
+                let [block, ..] = self.blocks();
+                self.launch_block(planner, block, heads, arguments)
             }
-            Kind::Simple(_) => {
+            Kind::Simple(dtype) => {
                 let shared = (3 * SIMPLE_TILE * (dim + 1) + 256) * 4;
-                let choice = self.kernel(SIMPLE, "attention_simple_forward", shared);
-                self.launch(planner, choice, (heads, self.seq.div_ceil(SIMPLE_TILE)), arguments)
+                let choice = self.simple(dtype, "attention_simple_forward", shared);
+                let grid = (heads, self.seq.div_ceil(SIMPLE_TILE));
+                self.launch(planner, choice, grid, SIMPLE_THREADS, arguments)
             }
         }
     }
@@ -259,12 +345,13 @@ impl Attention<'_> {
         ];
         let (choice, blocks) = match self.kind {
             Kind::Hopper | Kind::TensorCores => {
-                let blocks = (rows * (head_dim / 8)).div_ceil(256);
-                (self.kernel(TENSOR_CORES, "attention_delta", 0), blocks)
+                let lanes = if head_dim % 3 == 0 { head_dim / 24 } else { head_dim / 8 };
+                (self.tensor_cores("attention_delta", 0), (rows * lanes).div_ceil(256))
             }
-            Kind::Simple(_) => {
+            Kind::Simple(dtype) => {
                 arguments.push(small(head_dim));
-                (self.kernel(SIMPLE, "attention_simple_delta", 0), rows.div_ceil(SIMPLE_TILE))
+                let choice = self.simple(dtype, "attention_simple_delta", 0);
+                (choice, rows.div_ceil(SIMPLE_TILE))
             }
         };
         let grid = grid(planner, blocks, 1)?;
@@ -277,33 +364,32 @@ impl Attention<'_> {
         arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
         let HeadLayout { query_heads, key_value_heads, head_dim: dim } = *self.heads;
-        let key_blocks = |rows: usize| (self.batch * key_value_heads, self.seq.div_ceil(rows));
-        let query_blocks = |rows: usize| (self.batch * query_heads, self.seq.div_ceil(rows));
+        let (q_heads, kv_heads) = (self.batch * query_heads, self.batch * key_value_heads);
         match self.kind {
             Kind::Hopper => {
-                let choice = self.kernel(HOPPER, "attention_hopper_grad_kv", 640 * dim * 2 + 1584);
-                self.launch(planner, choice, key_blocks(128), arguments.clone())?;
+                let choice = self.hopper("attention_hopper_grad_kv", 640 * dim * 2 + 1584);
+                let grid = (kv_heads, self.seq.div_ceil(128));
+                self.launch(planner, choice, grid, HOPPER_THREADS, arguments.clone())?;
                 let mut arguments = arguments;
                 arguments.push(self.query_rows());
-                let choice = self.kernel(HOPPER, "attention_hopper_grad_q", 768 * dim * 2 + 64);
+                let choice = self.hopper("attention_hopper_grad_q", 768 * dim * 2 + 64);
                 let blocks = self.hopper_blocks(planner);
-                self.launch(planner, choice, (blocks, 1), arguments)
+                self.launch(planner, choice, (blocks, 1), HOPPER_THREADS, arguments)
             }
             Kind::TensorCores => {
-                let shared = 5 * 64 * dim * 2 + 17_408 + self.segment_bytes();
-                let choice = self.kernel(TENSOR_CORES, "attention_grad_kv", shared);
-                self.launch(planner, choice, key_blocks(64), arguments.clone())?;
-                let shared = (2 * 128 + 4 * 32) * dim * 2 + self.segment_bytes();
-                let choice = self.kernel(TENSOR_CORES, "attention_grad_q", shared);
-                self.launch(planner, choice, query_blocks(128), arguments)
+                let [_, grad_kv, grad_q] = self.blocks();
+                self.launch_block(planner, grad_kv, kv_heads, arguments.clone())?;
+                self.launch_block(planner, grad_q, q_heads, arguments)
             }
-            Kind::Simple(_) => {
+            Kind::Simple(dtype) => {
+                let tiles = self.seq.div_ceil(SIMPLE_TILE);
                 let shared = (4 * SIMPLE_TILE * (dim + 1) + 512) * 4;
-                let choice = self.kernel(SIMPLE, "attention_simple_grad_kv", shared);
-                self.launch(planner, choice, key_blocks(SIMPLE_TILE), arguments.clone())?;
+                let choice = self.simple(dtype, "attention_simple_grad_kv", shared);
+                let grid = (kv_heads, tiles);
+                self.launch(planner, choice, grid, SIMPLE_THREADS, arguments.clone())?;
                 let shared = (4 * SIMPLE_TILE * (dim + 1) + 256) * 4;
-                let choice = self.kernel(SIMPLE, "attention_simple_grad_q", shared);
-                self.launch(planner, choice, query_blocks(SIMPLE_TILE), arguments)
+                let choice = self.simple(dtype, "attention_simple_grad_q", shared);
+                self.launch(planner, choice, (q_heads, tiles), SIMPLE_THREADS, arguments)
             }
         }
     }

@@ -28,6 +28,7 @@ mod reduce;
 mod row_loss;
 mod rows;
 
+pub use attention::{AttentionBlock, attention_blocks};
 pub(super) use fp8::CAPABILITY as FP8_CAPABILITY;
 
 use super::context::Argument;

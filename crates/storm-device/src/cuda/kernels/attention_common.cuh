@@ -26,23 +26,29 @@
 
 // ---- tiles ---------------------------------------------------------------------------------------
 
+// Tiles travel by groups of chunks: as many rows at a time as there are threads for a group each.
+
 // Where the calling thread starts to copy a tile that begins at `from`.
-template <int D, int THREADS> __device__ __forceinline__ const bf16 *tile_source(const bf16 *from, int stride) {
-    return from + static_cast<long long>(threadIdx.x / (D / 8)) * stride + threadIdx.x % (D / 8) * 8;
+template <int D> __device__ __forceinline__ const bf16 *tile_source(const bf16 *from, int stride) {
+    constexpr int CHUNKS = GROUP_CHUNKS<D>;
+    return from + static_cast<long long>(threadIdx.x / CHUNKS) * stride + threadIdx.x % CHUNKS * 8;
 }
 
 // Starts copying a tile from the thread's `source`; rows from `valid_rows` on become zeros. `stride` is
 // that of a token.
 template <int ROWS, int D, int THREADS>
 __device__ __forceinline__ void tile_load(unsigned tile, const bf16 *source, int stride, int valid_rows) {
-    constexpr int CHUNKS = D / 8;
-    constexpr int STEP = THREADS / CHUNKS;
-    static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
-    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const unsigned to = tile + tile_offset<D>(first, chunk);
+    constexpr int CHUNKS = GROUP_CHUNKS<D>, STEP = THREADS / CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && (ROWS % STEP == 0 || ROWS < STEP), "tile shape");
+    const int first = threadIdx.x / CHUNKS;
+    if (ROWS < STEP && first >= ROWS) return;
+    const unsigned to = tile + tile_offset<D>(first, threadIdx.x % CHUNKS);
 #pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        copy_16(to + i * STEP * (D * 2), source, first + i * STEP < valid_rows);
+    for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++) {
+        const bool valid = first + i * STEP < valid_rows;
+#pragma unroll
+        for (int group = 0; group < D / 8 / CHUNKS; group++)
+            copy_16(to + i * STEP * (D * 2) + group * CHUNKS * 16, source + group * CHUNKS * 8, valid);
         source += STEP * stride;
     }
 }
@@ -50,16 +56,20 @@ __device__ __forceinline__ void tile_load(unsigned tile, const bf16 *source, int
 // Writes a tile from shared memory to global memory; rows from `valid_rows` on are left alone.
 template <int ROWS, int D, int THREADS>
 __device__ __forceinline__ void tile_store(int thread, const char *tile, bf16 *to, int stride, int valid_rows) {
-    constexpr int CHUNKS = D / 8;
-    constexpr int STEP = THREADS / CHUNKS;
+    constexpr int CHUNKS = GROUP_CHUNKS<D>, STEP = THREADS / CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
     const int chunk = thread % CHUNKS, first = thread / CHUNKS;
+    const char *from = tile + tile_offset<D>(first, chunk);
+    to += static_cast<long long>(first) * stride + chunk * 8;
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
-        const int row = first + i * STEP;
-        if (row < valid_rows) {
-            const uint4 value = *reinterpret_cast<const uint4 *>(tile + tile_offset<D>(row, chunk));
-            *reinterpret_cast<uint4 *>(to + static_cast<long long>(row) * stride + chunk * 8) = value;
+        if (first + i * STEP < valid_rows) {
+#pragma unroll
+            for (int group = 0; group < D / 8 / CHUNKS; group++)
+                *reinterpret_cast<uint4 *>(to + group * CHUNKS * 8) =
+                    *reinterpret_cast<const uint4 *>(from + i * STEP * (D * 2) + group * CHUNKS * 16);
         }
+        to += STEP * stride;
     }
 }
 

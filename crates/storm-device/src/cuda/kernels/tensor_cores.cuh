@@ -29,10 +29,15 @@ template <int LEFT> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory");
 }
 
-// A tile is ROWS tokens of D bf16 each. Within a row the 16-byte chunk c lies at c ^ (row % 8), so
-// that the 8 rows of a matrix fragment fall into different banks.
+// A tile is ROWS tokens of D bf16 each. Its rows have groups of 8 chunks of 16 bytes, or of 4 where 8 do not divide
+// them. A chunk's place within its group is turned by the row, so that the 8 rows of a matrix fragment fall into
+// different banks.
+template <int D> constexpr int GROUP_CHUNKS = D % 64 == 0 ? 8 : 4;
+
 template <int D> __device__ __forceinline__ unsigned tile_offset(int row, int chunk) {
-    return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
+    static_assert(D % 32 == 0, "tile width");
+    const int turn = GROUP_CHUNKS<D> == 8 ? row & 7 : row >> 1 & 3;
+    return row * (D * 2) + ((chunk ^ turn) << 4);
 }
 
 // ---- tensor-core fragments ----------------------------------------------------------------------
@@ -62,7 +67,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
 
 // Address from which a lane loads its part of a 16×16 fragment whose rows are `row`… of a tile:
 // with matrices_load an A operand, with matrices_load_transposed a B operand stored (k, n).
-// Column step k (of 16) is reached by `address ^ (k << 5)`, row r (a multiple of 8) by adding r rows.
+// Row r (a multiple of 8) is reached by adding r rows.
 template <int D> __device__ __forceinline__ unsigned fragment_address(unsigned tile, int row) {
     const int lane = threadIdx.x % 32;
     return tile + tile_offset<D>(row + lane % 16, lane / 16);
@@ -72,6 +77,12 @@ template <int D> __device__ __forceinline__ unsigned fragment_address(unsigned t
 template <int D> __device__ __forceinline__ unsigned fragment_address_nk(unsigned tile, int row) {
     const int lane = threadIdx.x % 32;
     return tile + tile_offset<D>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// The address of the fragment 16·k columns further.
+template <int D> __device__ __forceinline__ unsigned column_step(unsigned address, int k) {
+    constexpr int STEPS = GROUP_CHUNKS<D> / 2;
+    return (address ^ (k % STEPS << 5)) + k / STEPS * (STEPS * 32);
 }
 
 __device__ __forceinline__ unsigned pack(float low, float high) {
