@@ -35,7 +35,10 @@ pub(super) fn families() -> &'static [&'static str] {
         "rotary",
         "attention",
         "attention64",
+        "attention96",
         "attention128",
+        "attention192",
+        "attention256",
         "cached_attention",
         "few_rows",
         "fp8",
@@ -192,9 +195,8 @@ impl Builder {
             "swiglu_and_output" => self.swiglu_and_output(),
             "swiglu_coded" => self.swiglu_coded(),
             "norm" => self.norm(),
-            "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
-                self.heads(family)
-            }
+            "qk_norm" | "rotary" | "attention" | "attention64" | "attention96" | "attention128"
+            | "attention192" | "attention256" => self.heads(family),
             "cached_attention" => self.cached_attention(),
             "few_rows" => self.few_rows(),
             "fp8" => self.fp8(),
@@ -361,9 +363,8 @@ impl Builder {
     fn heads(&mut self, family: &str) -> Result<(), GraphError> {
         let key_value_heads = self.random.pick(&[1, 2, 3]);
         let query_heads = key_value_heads * self.random.pick(&[1, 2, 6]);
-        let head_dim = match family {
-            "attention64" => 64,
-            "attention128" => 128,
+        let head_dim = match family.strip_prefix("attention").map(str::parse) {
+            Some(Ok(head_dim)) => head_dim,
             _ => self.random.pick(&[2, 6, 16, 24, 80]),
         };
         let heads = HeadLayout { query_heads, key_value_heads, head_dim };

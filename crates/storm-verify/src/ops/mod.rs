@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_exec::ExecError;
-use storm_graph::{DType, Family, TensorId};
+use storm_graph::{DType, Family, Op, TensorId};
 use storm_plan::ALIGNMENT;
 
 /// Results for one op at one dtype.
@@ -74,6 +74,24 @@ pub fn verify_ops<D: Device>(
     Ok(reports.into_values().collect())
 }
 
+/// Attention has a line of its own for each head size with kernels on tensor cores.
+fn attention_line(op: &Op<TensorId>) -> Option<&'static str> {
+    let of = |dim: usize| ATTENTION_LINES.into_iter().find(|line| line.0 == dim);
+    match op {
+        Op::Attention { heads, .. } => of(heads.head_dim).map(|(_, forward, _)| forward),
+        Op::AttentionGrad { heads, .. } => of(heads.head_dim).map(|(_, _, backward)| backward),
+        _ => None,
+    }
+}
+
+const ATTENTION_LINES: [(usize, &str, &str); 5] = [
+    (64, "Attention64", "AttentionGrad64"),
+    (96, "Attention96", "AttentionGrad96"),
+    (128, "Attention128", "AttentionGrad128"),
+    (192, "Attention192", "AttentionGrad192"),
+    (256, "Attention256", "AttentionGrad256"),
+];
+
 struct Pair<D> {
     cpu: CpuDevice,
     other: D,
@@ -119,7 +137,10 @@ impl<D: Device> Pair<D> {
                 node.outputs.iter().copied().filter(|&id| case.lasts(id)).collect();
             let first = case.snapshot(&self.other, &lasting)?;
 
-            let op = node.op.clone().map(|_, id| case.graph.tensor(id)).timed_as();
+            let op = match attention_line(&node.op) {
+                Some(line) => line,
+                None => node.op.clone().map(|_, id| case.graph.tensor(id)).timed_as(),
+            };
             let key = (op, case.dtype);
             let report = reports.entry(key).or_insert_with(|| OpReport {
                 op,
@@ -241,6 +262,9 @@ mod tests {
             "Augment",
         ] {
             assert!(ops.contains(op), "{op} is not verified");
+        }
+        for (_, forward, backward) in ATTENTION_LINES {
+            assert!(ops.contains(forward) && ops.contains(backward), "{forward} is not verified");
         }
     }
 }
