@@ -40,7 +40,7 @@ fn kernels_do_not_allocate() {
         attention.backward(&d_out, &qkv, &out, &lse, &mut delta, &mut d_qkv);
         let mut columns = Columns { planes, memory: &mut memory, products: Bf16Products::Amx };
         columns.forward(&images, &weight, None, &mut y);
-        columns.input_grad(&images, &weight, None, &mut y);
+        columns.input_grad(&images, &weight, None, Accumulate::Replace, &mut y);
         columns.weight_grad(&images, &images, Accumulate::Add, &mut sum, &mut d_weight);
         pool::max_pool(&planes, &images, &mut y);
         pool::max_pool_grad(&planes, &images, &images, &mut y);

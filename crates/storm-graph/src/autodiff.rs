@@ -2,7 +2,7 @@
 
 use crate::graph::{Node, Phase};
 use crate::ops;
-use crate::overwrite::copy_what_is_still_needed;
+use crate::overwrite::{copy_what_is_still_needed, sum_in_place};
 use crate::{
     Accuracy, DType, Graph, GraphError, Op, ParameterGradients, Tensor, TensorClass, TensorId,
     Training,
@@ -84,12 +84,14 @@ pub fn differentiate(
     copy_what_is_still_needed(graph, &[]);
 
     let trainable = |t: &Tensor| t.class == TensorClass::Parameter(Training::Trainable);
-    Ok(graph
+    let gradients: BTreeMap<TensorId, TensorId> = graph
         .ids()
         .take(state.gradients.len())
         .filter(|&id| request.wanted.contains(&id) || trainable(graph.tensor(id)))
         .filter_map(|id| Some((id, state.gradients[id.index()]?)))
-        .collect())
+        .collect();
+    sum_in_place(graph, &gradients.values().copied().collect::<Vec<_>>());
+    Ok(gradients)
 }
 
 /// Which tensors need a gradient: trainable parameters, the wanted ones, and all floats that depend

@@ -169,10 +169,13 @@ define_ops! {
     /// narrower than columns, the weight padded to their width.
     Conv2d [Convolution, Columns] { x: One, weight: One, bias: Maybe; window: Window }
     /// Gradient of `x` of [`Op::Conv2d`]. `dy · weight` is the gradient of columns, rounded to the
-    /// dtype of `dy`. Each input position sums its own in the order (kh, kw), then adds `addend`.
-    /// Kernels [without columns](crate::Planes::suit_tensor_cores) round only the result. Yields
-    /// `input` and the scratch of [`Op::Conv2d`], where the weight may be in any layout.
-    Conv2dInputGrad [Convolution, Columns] { dy: One, weight: One, addend: Maybe; window: Window, input: Shape }
+    /// dtype of `dy`. Each input position sums its own in the order (kh, kw), then adds `addend` or
+    /// `accumulator`, which the result overwrites. Kernels [without
+    /// columns](crate::Planes::suit_tensor_cores) round only the result. Yields `input` and the
+    /// scratch of [`Op::Conv2d`], where the weight may be in any layout.
+    Conv2dInputGrad [Convolution, Columns] {
+        dy: One, weight: One, addend: Maybe, accumulator: Maybe; window: Window, input: Shape
+    }
     /// Gradient of `weight` of [`Op::Conv2d`]: `dyᵀ · columns`, summed in f32 chunk by chunk in
     /// order, then added to `accumulator` and rounded once. Yields (O, KH·KW·I) in `dtype`. Unless
     /// the window is pointwise, also yields as scratch a chunk of columns and the sum, or the sums
@@ -277,7 +280,7 @@ define_ops! {
     /// Backward of [`Op::BatchNorm`] and [`Op::BatchStatistics`] in a training step, where mean and
     /// variance depend on `x`. The mask of a ReLU is recomputed from `x`, and from `addend`, which
     /// is given if there are both. So the output, which belongs to the next block, is neither kept
-    /// nor read. Yields dx (.., C). With `parameters: Compute`, d_weight (C) and d_bias (C), both
+    /// nor read. Yields dx (.., C), which overwrites `x`. With `parameters: Compute`, d_weight (C) and d_bias (C), both
     /// in `dtype` and added to their accumulators. Then sums as scratch, and with `addend` its
     /// gradient.
     BatchNormGrad [BatchNorm, BytesTwice] {
@@ -293,7 +296,8 @@ define_ops! {
         x: One, weight: One, bias: One, addend: Maybe;
         groups: usize, epsilon: f32, activation: NormActivation
     }
-    /// Backward of [`Op::GroupNorm`]. Operands and outputs are as in [`Op::BatchNormGrad`].
+    /// Backward of [`Op::GroupNorm`]. Operands and outputs are as in [`Op::BatchNormGrad`], but `x`
+    /// is kept.
     GroupNormGrad [BatchNorm, BytesTwice] {
         dy: One, x: One, addend: Maybe, mean: One, rstd: One, weight: One, bias: One,
         weight_accumulator: Maybe, bias_accumulator: Maybe;
@@ -503,6 +507,7 @@ impl<T: Clone> Op<T> {
             Op::EmbeddingGrad { accumulator, .. }
             | Op::LinearWeightGrad { accumulator, .. }
             | Op::Fp8WeightGrad { accumulator, .. }
+            | Op::Conv2dInputGrad { accumulator, .. }
             | Op::Conv2dWeightGrad { accumulator, .. }
             | Op::BlockGrad { accumulator, .. }
             | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
@@ -511,8 +516,10 @@ impl<T: Clone> Op<T> {
             }
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
+            Op::BatchNormGrad { x, weight_accumulator, bias_accumulator, .. } => {
+                vec![(Some(x), 0), (weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
+            }
             Op::NormGrad { weight_accumulator, bias_accumulator, .. }
-            | Op::BatchNormGrad { weight_accumulator, bias_accumulator, .. }
             | Op::GroupNormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }
@@ -541,7 +548,6 @@ impl<T: Clone> Op<T> {
             | Op::ToFp8 { .. }
             | Op::Fp8Linear { .. }
             | Op::Conv2d { .. }
-            | Op::Conv2dInputGrad { .. }
             | Op::MaxPool { .. }
             | Op::MaxPoolGrad { .. }
             | Op::AveragePool { .. }

@@ -157,6 +157,42 @@ fn backward_of_a_residual_block() {
     assert_eq!(scratch(5), ["(128, 32)", "(8, 32)"]);
 }
 
+/// Gradients of one tensor by two convolutions: the second overwrites the first, unless something else reads that.
+#[test]
+fn the_second_gradient_overwrites_the_first() {
+    let mut graph = Graph::new();
+    let images = graph.source("images", [2, 8, 8, 8], DType::F32, TensorClass::Activation);
+    let x = graph.apply_one("x", Op::Scale { x: images, factor: 2.0 }).expect("fits");
+    let mut seeds = Vec::new();
+    for name in ["first", "second", "third"] {
+        let weight = graph.parameter(name, [8, 72], DType::F32, Training::Trainable);
+        let window = Window::square(3, 1, 1);
+        let y = graph.apply_one("y", Op::Conv2d { x, weight, bias: None, window }).expect("fits");
+        seeds.push((y, graph.input("seed", [2, 8, 8, 8], DType::F32)));
+    }
+    let request = GradientRequest {
+        seeds,
+        wanted: vec![images],
+        accumulators: BTreeMap::new(),
+        gradient_dtype: DType::F32,
+    };
+    differentiate(&mut graph, &request).expect("differentiable");
+    let added: Vec<(Option<TensorId>, Option<TensorId>, TensorId)> = graph
+        .nodes()
+        .iter()
+        .filter_map(|node| match node.op {
+            Op::Conv2dInputGrad { addend, accumulator, .. } => {
+                Some((addend, accumulator, node.outputs[0]))
+            }
+            _ => None,
+        })
+        .collect();
+    let [(None, None, third), (None, Some(a), second), (None, Some(b), _)] = added[..] else {
+        panic!("{graph}")
+    };
+    assert_eq!([a, b], [third, second]);
+}
+
 /// All three products of a convolution take the same arithmetic, and columns that are written and read once. A window of
 /// a single position takes none, and neither do tensor cores, unless channels are not whole packs.
 #[test]
@@ -189,7 +225,14 @@ fn costs() {
         let gradient = DType::F32;
         for op in [
             Op::Conv2d { x: &x, weight: &weight, bias: None, window },
-            Op::Conv2dInputGrad { dy: &dy, weight: &weight, addend: None, window, input },
+            Op::Conv2dInputGrad {
+                dy: &dy,
+                weight: &weight,
+                addend: None,
+                accumulator: None,
+                window,
+                input,
+            },
             Op::Conv2dWeightGrad { dy: &dy, x: &x, accumulator, window, dtype: gradient },
         ] {
             assert_eq!(op.matrix_flops(), flops, "{}", op.name());

@@ -160,17 +160,23 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let mut columns = access.columns(&x.shape, *window, &outputs[1], products);
             columns.forward(x_data, weight, bias, y);
         }),
-        Op::Conv2dInputGrad { dy, weight, addend, window, input } => with_float!(dy.dtype, E => {
-            let dx = access.out::<E>(&outputs[0]);
-            let addend = access.maybe::<E>(addend);
-            if window.is_pointwise() {
-                let (dy, weight) = (access.matrix(dy), access.matrix(weight));
-                return linear(products, dy, weight, None, addend, dx);
-            }
-            let (dy, weight) = (access.get(dy), access.get(weight));
-            let mut columns = access.columns(input, *window, &outputs[1], products);
-            columns.input_grad(dy, weight, addend, dx);
-        }),
+        Op::Conv2dInputGrad { dy, weight, addend, accumulator, window, input } => {
+            with_float!(dy.dtype, E => {
+                let dx = access.out::<E>(&outputs[0]);
+                let (addend, accumulate) = (access.maybe::<E>(addend), mode(accumulator));
+                if window.is_pointwise() {
+                    let (dy, weight) = (access.matrix::<E>(dy), access.matrix::<E>(weight));
+                    let out = MatrixMut::row_major(dx, dy.rows(), weight.cols());
+                    let addend =
+                        addend.map(|addend| Matrix::row_major(addend, dy.rows(), weight.cols()));
+                    let epilogue = Epilogue { addend, accumulate, ..Epilogue::default() };
+                    return products.gemm(dy, weight, out, epilogue);
+                }
+                let (dy, weight) = (access.get(dy), access.get(weight));
+                let mut columns = access.columns(input, *window, &outputs[1], products);
+                columns.input_grad(dy, weight, addend, accumulate, dx);
+            })
+        }
         Op::Conv2dWeightGrad { dy, x, accumulator, window, dtype } => {
             with_float!(dy.dtype, E => with_float!(*dtype, G => {
                 let (out, accumulate) = (access.out::<G>(&outputs[0]), mode(accumulator));
@@ -409,7 +415,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let compute = *parameters == ParameterGradients::Compute;
             let partials = if compute { 3 } else { 1 };
             let output = BatchNormGradOutput::<E, G> {
-                dx: access.out(&outputs[0]),
+                x: access.out(&outputs[0]),
                 parameters: compute.then(|| [
                     (access.out(&outputs[1]), mode(weight_accumulator)),
                     (access.out(&outputs[2]), mode(bias_accumulator)),
@@ -417,8 +423,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 partials: access.out(&outputs[partials]),
                 d_addend: addend.is_some().then(|| access.out(&outputs[partials + 1])),
             };
-            let (dy, x, addend) = (access.get(dy), access.get(x), access.maybe(addend));
-            batch_norm::batch_norm_grad(channels, dy, x, addend, output);
+            batch_norm::batch_norm_grad(channels, access.get(dy), access.maybe(addend), output);
         }))),
         Op::GroupNorm { x, weight, bias, addend, groups, epsilon, activation } => {
             with_float!(x.dtype, E => with_float!(weight.dtype, W => {

@@ -65,6 +65,24 @@ fn shared_images() {
     });
 }
 
+/// Two convolutions of the same images. The gradient of the images by one overwrites that by the other.
+#[test]
+fn branches() {
+    check("branches", 20, |b| {
+        let channels = b.rng.pick(&[3, 8]);
+        let x = b.input("x", &[2, 5, 4, channels]);
+        b.loosen(4.0);
+        for (name, window) in [
+            ("wide", Window::square(3, 2, 1)),
+            ("pointwise", Window::square(1, 1, 0)),
+            ("projection", Window::square(1, 2, 0)),
+        ] {
+            let weight = b.parameter(&format!("{name} weight"), &[8, window.taps() * channels]);
+            b.result(name, Op::Conv2d { x, weight, bias: None, window });
+        }
+    });
+}
+
 /// The products and the bias are summed before the one rounding to bf16; so are the products of a weight gradient, over
 /// several pieces of columns, and what it is added to.
 #[test]

@@ -17,12 +17,16 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             let y = Output::activation("", planes.output_shape(outputs)?, x.dtype);
             Ok([vec![y], columns(&planes, x.dtype), padded_weight(&planes, weight)].concat())
         }
-        Op::Conv2dInputGrad { dy, weight, addend, window, input } => {
+        Op::Conv2dInputGrad { dy, weight, addend, accumulator, window, input } => {
             rules::float("dy", dy)?;
             let planes = Planes::new(input, *window)?;
             let outputs = check_weight(weight, &planes, dy.dtype)?;
             rules::shape("dy", dy, &planes.output_shape(outputs)?)?;
             rules::maybe("addend", addend.as_ref(), input, dy.dtype)?;
+            rules::maybe("accumulator", accumulator.as_ref(), input, dy.dtype)?;
+            if addend.is_some() && accumulator.is_some() {
+                return Err("either `addend` or `accumulator` is added".into());
+            }
             let dx = Output::activation("", input.clone(), dy.dtype);
             Ok([vec![dx], columns(&planes, dy.dtype), arranged_weight(&planes, weight)].concat())
         }
@@ -112,7 +116,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
     }
     if ctx.wants(x) {
         let (addend, input) = (ctx.take_gradient(x), ctx.tensor(x).shape.clone());
-        let op = Op::Conv2dInputGrad { dy, weight, addend, window, input };
+        let op = Op::Conv2dInputGrad { dy, weight, addend, accumulator: None, window, input };
         let dx = ctx.apply("x.grad", op)?;
         ctx.add_gradient(x, dx[0])?;
     }

@@ -235,13 +235,14 @@ simd_dispatch! {
         }
     }
 
-    fn gradient_row[E: Element](dy: &[E], x: &[E], tile: &Affine, means: &Pair<TILE>, relu: bool, dx: &mut [E]) {
-        for (i, ((dx, dy), x)) in dx.iter_mut().zip(dy).zip(x).enumerate() {
+    /// In place of `x`.
+    fn gradient_row[E: Element](dy: &[E], tile: &Affine, means: &Pair<TILE>, relu: bool, x: &mut [E]) {
+        for (i, (x, dy)) in x.iter_mut().zip(dy).enumerate() {
             let centered = x.to_f32() - tile.mean[i];
             let is_on = !relu || centered * tile.scale[i] + tile.bias[i] > 0.0;
             let dz = if is_on { dy.to_f32() } else { 0.0 };
             let along = centered * tile.rstd[i] * means[1][i];
-            *dx = E::from_f32(tile.scale[i] * (dz - means[0][i] - along));
+            *x = E::from_f32(tile.scale[i] * (dz - means[0][i] - along));
         }
     }
 
@@ -365,8 +366,8 @@ pub fn batch_norm<E: Element, W: Element>(
 
 /// What the backward pass writes.
 pub struct BatchNormGradOutput<'a, E, G> {
-    /// Gradient of `x`.
-    pub dx: &'a mut [E],
+    /// The operand of the norm, which its gradient overwrites.
+    pub x: &'a mut [E],
     /// Gradients of weight and bias, if they learn.
     pub parameters: Option<[(&'a mut [G], Accumulate); 2]>,
     /// (blocks + 1) × 2 · width: the last row has the sums.
@@ -379,11 +380,10 @@ pub struct BatchNormGradOutput<'a, E, G> {
 pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
     channels: Channels<'_, W>,
     dy: &[E],
-    x: &[E],
     addend: Option<&[E]>,
     output: BatchNormGradOutput<'_, E, G>,
 ) {
-    let BatchNormGradOutput { dx, parameters, partials, d_addend } = output;
+    let BatchNormGradOutput { x, parameters, partials, d_addend } = output;
     let width = channels.mean.len();
     let (rows, block) = (x.len() / width, STATISTICS_ROWS * width);
     let (dy, relu): (&[E], bool) = match (addend, d_addend) {
@@ -405,7 +405,7 @@ pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
         _ => (dy, channels.activation == NormActivation::Relu),
     };
     let (partials, sums) = partials.split_at_mut(partials.len() - 2 * width);
-    let (dy_rows, x_rows) = (Rows { data: dy, width }, Rows { data: x, width });
+    let (dy_rows, x_rows) = (Rows { data: dy, width }, Rows { data: &*x, width });
     block_partials(rows, width, partials, |rows, tile, out| {
         let affine = channels.tile(tile.clone());
         block_gradient_sums(dy_rows, x_rows, rows, tile, &affine, relu, out);
@@ -431,9 +431,8 @@ pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
         }
     }
     let sums = &*sums;
-    dx.par_chunks_mut(block).enumerate().for_each(|(index, dx)| {
-        let range = index * block..index * block + dx.len();
-        let (dy, x) = (&dy[range.clone()], &x[range]);
+    x.par_chunks_mut(block).enumerate().for_each(|(index, x)| {
+        let dy = &dy[index * block..index * block + x.len()];
         for tile in tiles(width, TILE) {
             let affine = channels.tile(tile.clone());
             let mut means = [[0.0; TILE]; 2];
@@ -443,16 +442,9 @@ pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
                     *mean = sum / rows as f32;
                 }
             }
-            for (row, dx) in dx.chunks_mut(width).enumerate() {
+            for (row, x) in x.chunks_mut(width).enumerate() {
                 let part = row * width + tile.start..row * width + tile.end;
-                gradient_row(
-                    &dy[part.clone()],
-                    &x[part],
-                    &affine,
-                    &means,
-                    relu,
-                    &mut dx[tile.clone()],
-                );
+                gradient_row(&dy[part], &affine, &means, relu, &mut x[tile.clone()]);
             }
         }
     });

@@ -63,8 +63,16 @@ impl<E: Element> Columns<'_, E> {
         });
     }
 
-    /// `dy · weight` as columns, which each position of the input gathers, for some images at a time.
-    pub fn input_grad(&mut self, dy: &[E], weight: &[E], addend: Option<&[E]>, dx: &mut [E]) {
+    /// `dy · weight` as columns, which each position of the input gathers, for some images at a time. They are added to
+    /// `addend`, or to what `dx` has.
+    pub fn input_grad(
+        &mut self,
+        dy: &[E],
+        weight: &[E],
+        addend: Option<&[E]>,
+        accumulate: Accumulate,
+        dx: &mut [E],
+    ) {
         let (planes, products) = (self.planes, self.products);
         let (covered, stride, image) = (planes.covered(), planes.column_stride(), self.image());
         let (positions, outputs) = (planes.positions(), weight.len() / covered);
@@ -86,7 +94,7 @@ impl<E: Element> Columns<'_, E> {
             for (index, dx) in dx.chunks_exact_mut(row).enumerate() {
                 let columns = &columns[index / high * positions * stride..];
                 let addend = addend.map(|addend| &addend[index * row..][..row]);
-                gather_row(&planes, columns, index % high, addend, dx);
+                gather_row(&planes, columns, index % high, addend, accumulate, dx);
             }
         });
     }
@@ -227,6 +235,7 @@ simd_dispatch! {
         columns: &[E],
         row: usize,
         addend: Option<&[E]>,
+        accumulate: Accumulate,
         dx: &mut [E],
     ) {
         let Planes { output: [high, wide], channels, window, .. } = *planes;
@@ -251,6 +260,11 @@ simd_dispatch! {
                 if let Some(addend) = addend {
                     let addend = &addend[at * channels + first..][..dx.len()];
                     for (sum, x) in sums.iter_mut().zip(addend) {
+                        *sum += x.to_f32();
+                    }
+                }
+                if accumulate == Accumulate::Add {
+                    for (sum, x) in sums.iter_mut().zip(&*dx) {
                         *sum += x.to_f32();
                     }
                 }

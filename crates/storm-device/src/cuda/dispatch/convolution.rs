@@ -55,7 +55,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             }
             Ok(())
         }
-        Op::Conv2dInputGrad { dy, weight, addend, window, input } => {
+        Op::Conv2dInputGrad { dy, weight, addend, accumulator, window, input } => {
+            let addend = addend.as_ref().or(accumulator.as_ref());
             let images = Images::new(input, *window, dy.dtype, &outputs[1]);
             if images.planes.suit_tensor_cores(dy.dtype, dy.shape.width()) {
                 let (dx, turned) = (&outputs[0], &outputs[2]);
@@ -193,7 +194,7 @@ impl<'a> Images<'a> {
     fn gather_columns(
         &self,
         planner: &mut Planner<'_>,
-        addend: &Option<View>,
+        addend: Option<&View>,
         out: &View,
         (first, images): Chunk,
     ) -> Result<(), DeviceError> {

@@ -175,15 +175,15 @@ pub(super) fn input_grad(
     dy: &View,
     weight: &View,
     turned: &View,
-    addend: &Option<View>,
+    addend: Option<&View>,
     dx: &View,
 ) -> Result<(), DeviceError> {
     let Planes { images, input, output, channels, window } = *planes;
     let outputs = dy.shape.width();
     turn_weight(planner, weight, turned, (outputs, window.taps(), channels))?;
     let (dy, turned) = (planner.pointer(dy), planner.pointer(turned));
-    let arguments =
-        vec![dy, turned, Argument::Pointer(0), planner.maybe(addend), planner.pointer(dx)];
+    let addend = addend.map_or(Argument::Pointer(0), |addend| planner.pointer(addend));
+    let arguments = vec![dy, turned, Argument::Pointer(0), addend, planner.pointer(dx)];
     for class in 0..window.stride[0] * window.stride[1] {
         let start = [class / window.stride[1], class % window.stride[1]];
         let axes = [0, 1].map(|axis| Class::new(planes, axis, start[axis]));

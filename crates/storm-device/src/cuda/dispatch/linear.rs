@@ -22,13 +22,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             forward(planner, x, weight, bias, addend, out)
         }
         Op::Conv2d { x, weight, bias, .. } => forward(planner, x, weight, bias, &None, out),
-        Op::LinearInputGrad { dy, weight, addend }
-        | Op::Conv2dInputGrad { dy, weight, addend, .. } => {
-            let sizes = (dy.shape.rows(), weight.shape.width(), dy.shape.width());
-            let (a, b) = (operand(planner, dy), operand(planner, weight));
-            let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
-            call.addend = addend.as_ref().map(|addend| planner.address(addend));
-            gemm(planner, call)
+        Op::LinearInputGrad { dy, weight, addend } => {
+            input_grad(planner, dy, weight, addend.as_ref(), out)
+        }
+        Op::Conv2dInputGrad { dy, weight, addend, accumulator, .. } => {
+            let addend = addend.as_ref().or(accumulator.as_ref());
+            input_grad(planner, dy, weight, addend, out)
         }
         Op::LinearWeightGrad { dy, x, accumulator, .. }
         | Op::Conv2dWeightGrad { dy, x, accumulator, .. } => {
@@ -47,6 +46,21 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         _ => unreachable!("not a linear op"),
     }
+}
+
+/// The addend may be what is overwritten.
+fn input_grad(
+    planner: &mut Planner<'_>,
+    dy: &View,
+    weight: &View,
+    addend: Option<&View>,
+    out: &View,
+) -> Result<(), DeviceError> {
+    let sizes = (dy.shape.rows(), weight.shape.width(), dy.shape.width());
+    let (a, b) = (operand(planner, dy), operand(planner, weight));
+    let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
+    call.addend = addend.map(|addend| planner.address(addend));
+    gemm(planner, call)
 }
 
 fn forward(

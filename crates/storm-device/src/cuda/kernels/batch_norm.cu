@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(LANES* FINISHED)
     }
 }
 
-/// dx from dz and the `sums` of all rows (2 · width). `relu` if dz is still dy, and the ReLU depends on `x` alone. Grid (blocks
+/// dx from dz and the `sums` of all rows (2 · width), in place of `x`. `relu` if dz is still dy, and the ReLU depends on `x` alone. Grid (blocks
 /// of rows, blocks of channels).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_grad(const E* dz, const E* x, const float* mean, const float* variance, const W* weight, const W* bias,

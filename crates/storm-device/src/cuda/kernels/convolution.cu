@@ -53,10 +53,9 @@ extern "C" __global__ void fill_columns_any(const E* __restrict__ x, E* __restri
     }
 }
 
-/// Adds up what columns hold of each position of the input, in the order (kh, kw), and `addend`, which may be null.
+/// Adds up what columns hold of each position of the input, in the order (kh, kw), and `addend`, which may be null or `out`.
 template <int LANES>
-__device__ inline void gather(const E* __restrict__ columns, const E* __restrict__ addend, E* __restrict__ out,
-                              const Planes& p) {
+__device__ inline void gather(const E* __restrict__ columns, const E* addend, E* out, const Planes& p) {
     const Place at(p.height, p.width, p.channels / LANES);
     if (!at.inside) return;
     const i64 stride = (i64(p.taps()) * p.channels + PACK - 1) / PACK * PACK;

@@ -73,11 +73,11 @@ template <int ROWS, int COLUMNS, class With> __device__ __forceinline__ void own
 
 constexpr int TILE_ROWS = 128, STAGES = 3;
 
-// y = convolution of x with `weight` (outputs, weight_taps, channels), plus `bias` and `addend`, which may be null.
+// y = convolution of x with `weight` (outputs, weight_taps, channels), plus `bias` and `addend`, which may be null; `addend` may be `y`.
 // Grid (⌈positions / 128⌉, ⌈outputs / TILE_COLUMNS⌉), dynamic shared memory STAGES · (128 + TILE_COLUMNS) · 128 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_COLUMNS == 64 ? SMALL_TILE_BLOCKS : 2)
     convolve(const bf16 *__restrict__ x, const bf16 *__restrict__ weight, const bf16 *__restrict__ bias,
-             const bf16 *__restrict__ addend, bf16 *__restrict__ y, WALK) {
+             const bf16 *addend, bf16 *y, WALK) {
     constexpr int A_BYTES = TILE_ROWS * ROW_BYTES, STAGE_BYTES = A_BYTES + TILE_COLUMNS * ROW_BYTES;
     constexpr int STEP = THREADS / CHUNKS, A_COPIES = TILE_ROWS / STEP, B_COPIES = TILE_COLUMNS / STEP;
     const unsigned stages = shared_address(shared);

@@ -72,6 +72,13 @@ impl Builder {
             let branch = self.apply("branch", Op::Conv2d { x, weight, bias: None, window })?[0];
             self.result("sum", Op::Add { a: branch, b: x })?;
         }
+        // Convolutions of the same images, whose gradients overwrite each other.
+        let channels = self.random.pick(&[8, 64]);
+        let x = self.input("shared", &[images, plane, plane, channels]);
+        for window in [Window::square(3, 1, 1), Window::square(1, 1, 0), Window::square(1, 2, 0)] {
+            let weight = self.parameter("weight", &[channels, window.taps() * channels]);
+            self.result("branch", Op::Conv2d { x, weight, bias: None, window })?;
+        }
         Ok(())
     }
 
