@@ -1,6 +1,8 @@
 //! Decisions in a compact form for the search: the blocks of a stage differ only by their position.
 
-use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
+use crate::decisions::{
+    ActivationDecisions, GroupDecisions, RingMemory, SeamMemory, StageDecisions,
+};
 use crate::lower::Lowering;
 use crate::{Decisions, Storage, Streaming, UpdateTime};
 use smallvec::smallvec;
@@ -35,6 +37,7 @@ pub(crate) struct Choice {
     pub(crate) state_ring: usize,
     pub(crate) activation_ring: usize,
     pub(crate) input_ring: usize,
+    pub(crate) seams: SeamMemory,
     pub(crate) piece_elements: usize,
     pub(crate) disk: DiskChoice,
 }
@@ -219,6 +222,10 @@ impl Choice {
         };
         let offloads = any(|chosen| chosen.offloaded.0 > 0);
         let offloads_inputs = any(|chosen| !chosen.inputs_resident);
+        let mut groups = self.first.iter().map(|first| first.group).chain([self.group]);
+        if !groups.any(|group| group == 1) {
+            self.seams = SeamMemory::Separate;
+        }
         self.state_ring = if streams_state { self.state_ring } else { STATE_RING };
         self.activation_ring = if offloads { self.activation_ring } else { ACTIVATION_RING };
         self.input_ring = if offloads_inputs { self.input_ring } else { INPUT_RING };
@@ -271,6 +278,8 @@ impl Choice {
                 stages: stages.collect(),
                 activation_ring: self.activation_ring,
                 input_ring: self.input_ring,
+                // Of one micro-batch at a time.
+                seams: if micro_batches == 1 { self.seams } else { SeamMemory::Separate },
             }
         };
         let micro_batches = lowering.task.lane_micro_batches();

@@ -78,6 +78,17 @@ pub enum RingMemory {
     Shared,
 }
 
+/// How the inputs of blocks on their way through share device memory with the gradients of those inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SeamMemory {
+    /// Each have separate rings.
+    Separate,
+    /// A gradient uses memory that only the forward pass needs for inputs. Requires groups of one micro-batch. Inputs that
+    /// come back from host memory have one slot less.
+    Shared,
+}
+
 /// All decisions of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decisions {
@@ -114,6 +125,8 @@ pub struct GroupDecisions {
     pub activation_ring: usize,
     /// How many offloaded block inputs have memory on the device at a time, beyond what a group needs.
     pub input_ring: usize,
+    /// How their memory is shared.
+    pub seams: SeamMemory,
 }
 
 /// What happens to each saved unit of a block. Inline, because a search makes thousands of them.
@@ -171,6 +184,7 @@ impl Decisions {
                 stages: activations.collect(),
                 activation_ring: 0,
                 input_ring: 0,
+                seams: SeamMemory::Separate,
             }],
             stages: parameters.collect(),
             rings: RingMemory::Separate,

@@ -39,7 +39,7 @@ pub use check::{
 pub use collective::{Collective, CollectiveKind, Moved, RankPlace};
 pub use decisions::{
     ActivationDecisions, Decisions, GroupDecisions, PIECE_ELEMENTS, RingMemory, SavedStorage,
-    StageDecisions, Storage, Streaming, UpdateTime,
+    SeamMemory, StageDecisions, Storage, Streaming, UpdateTime,
 };
 pub use error::PlanError;
 pub use graph_memory::{GRAPH_KERNEL_BYTES, SHORT_KERNEL_SECONDS};

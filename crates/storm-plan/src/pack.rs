@@ -38,26 +38,37 @@ pub fn pack(lifetimes: &[Lifetime]) -> Packing {
 
 /// Largest first, each at the lowest offset that is free for its whole lifetime.
 fn pack_by_size(lifetimes: &[Lifetime]) -> Packing {
+    let offsets: Vec<usize> =
+        pack_within(lifetimes, usize::MAX).into_iter().map(Option::unwrap_or_default).collect();
+    let ends = offsets.iter().zip(lifetimes);
+    let ends = ends.map(|(&start, life)| start.saturating_add(aligned(life.size_bytes.max(1))));
+    Packing { size_bytes: ends.max().unwrap_or(0), offsets }
+}
+
+/// The same within `limit` bytes; `None` for those that do not fit beside the larger ones.
+pub(crate) fn pack_within(lifetimes: &[Lifetime], limit: usize) -> Vec<Option<usize>> {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(lifetimes[index].size_bytes));
-    let mut packing = Packing { offsets: vec![0; lifetimes.len()], size_bytes: 0 };
+    let mut offsets = vec![None; lifetimes.len()];
     let mut placed: Vec<(usize, usize, usize)> = Vec::new(); // start, end, index; by start
     for index in order {
         let (life, size) = (lifetimes[index], aligned(lifetimes[index].size_bytes.max(1)));
-        let mut start = 0;
+        let mut start = 0usize;
         for &(other_start, other_end, other) in &placed {
             let other = lifetimes[other];
             let together = other.made <= life.last_use && life.made <= other.last_use;
-            if together && other_start < start + size && start < other_end {
+            if together && other_start < start.saturating_add(size) && start < other_end {
                 start = other_end;
             }
         }
-        packing.offsets[index] = start;
-        packing.size_bytes = packing.size_bytes.max(start + size);
-        let at = placed.partition_point(|&(known, _, _)| known <= start);
-        placed.insert(at, (start, start + size, index));
+        let end = start.saturating_add(size);
+        if end <= limit {
+            offsets[index] = Some(start);
+            let at = placed.partition_point(|&(known, _, _)| known <= start);
+            placed.insert(at, (start, end, index));
+        }
     }
-    packing
+    offsets
 }
 
 /// First fit over time: each takes the lowest gap that holds it when it is created, and frees it
@@ -153,6 +164,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Larger ones first; those that begin later take the same bytes again.
+    #[test]
+    fn what_does_not_fit_within_the_limit_is_left_out() {
+        let sizes = [(512, 0, 2), (300, 1, 1), (256, 2, 3), (512, 3, 4), (1024, 0, 0)];
+        let lifetimes =
+            sizes.map(|(size_bytes, made, last_use)| Lifetime { size_bytes, made, last_use });
+        assert_eq!(pack_within(&lifetimes, 768), [Some(0), None, Some(512), Some(0), None]);
     }
 
     /// A chain in which only the next position reads each value needs room for two.

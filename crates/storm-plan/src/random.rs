@@ -1,6 +1,8 @@
 //! Random valid decisions, to test that no decision changes a bit of the result.
 
-use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
+use crate::decisions::{
+    ActivationDecisions, GroupDecisions, RingMemory, SeamMemory, StageDecisions,
+};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
 use storm_graph::SUM_BLOCK;
 use storm_graph::random::Random;
@@ -29,6 +31,10 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         stages: random_activations(task, &mut random),
         activation_ring: 1 + random.below(3),
         input_ring: random.below(3),
+        seams: match micro_batches == 1 && random.below(2) == 0 {
+            true => SeamMemory::Shared,
+            false => SeamMemory::Separate,
+        },
     });
     let groups = groups.collect();
     let mut stages = Vec::new();

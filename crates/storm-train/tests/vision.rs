@@ -10,8 +10,8 @@ use storm_model::{
     SaveOptions, WeightDtype, image_preset, image_preset_names,
 };
 use storm_plan::{
-    HardwareProfile, LinkProfile, Lowering, Tier, check, random_decisions,
-    random_decisions_with_disk,
+    Budget, Forced, HardwareProfile, LinkProfile, Lowering, SeamMemory, Tier, check, plan,
+    random_decisions, random_decisions_with_disk,
 };
 use storm_train::{
     Inference, NamedInputs, OptimizerMethod, OptimizerOptions, Precision, ReferenceTrainer,
@@ -154,6 +154,57 @@ fn random_plans_of_image_classifiers_are_exact() {
         }
     }
     assert!(on_disk > 3, "{on_disk} plans with momentum on disk");
+}
+
+/// The planner's choices for half and a quarter of what everything takes, and for the least that works.
+#[test]
+fn image_classifiers_are_exact_at_every_budget() {
+    let profile =
+        HardwareProfile { overhead_bytes: 0, ..HardwareProfile::builtin("reference").unwrap() };
+    let options = options(Precision::Bf16Stochastic);
+    let mut shared = 0;
+    for network in networks() {
+        let config = ImageConfig::new([SIDE, SIDE], CLASSES, network);
+        let task = training_task(&config, &options, 1).unwrap();
+        let ample = Budget::new(1 << 40, 1 << 40);
+        let everything = plan(&task, &profile, ample, &Forced::default()).unwrap();
+        let most = everything.prediction.peak_bytes[Tier::DEVICE];
+        let least = everything.vram_min_bytes;
+        let mut runs = Vec::new();
+        for vram_bytes in [most, (most / 2).max(least), (most / 4).max(least), least] {
+            let budget = ample.with(Tier::DEVICE, vram_bytes);
+            let chosen = plan(&task, &profile, budget, &Forced::default()).unwrap();
+            let seams = chosen.decisions.groups.iter().map(|group| group.seams);
+            shared += seams.filter(|&seams| seams == SeamMemory::Shared).count();
+            let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
+            let mut trainer: Trainer<CpuPlanDevice> =
+                Trainer::new(&config, options.clone(), Arc::new(chosen.plan), device).unwrap();
+            assert!(trainer.memory_taken()[Tier::DEVICE] as u64 <= vram_bytes);
+            let reports: Vec<_> =
+                (0..STEPS).map(|at| trainer.step(&step(1, at), 0.05).unwrap()).collect();
+            let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
+            runs.push((reports, bits(&names, |name| trainer.read(name).unwrap())));
+        }
+        assert!(runs.iter().all(|run| *run == runs[0]), "{config:?}");
+    }
+    assert!(shared >= 3, "{shared} plans share memory between inputs and gradients");
+}
+
+/// ResNet-18 with the batch of its example, beside what the card's libraries take.
+#[test]
+fn resnet_18_fits_in_a_quarter_of_its_memory() {
+    let profile =
+        HardwareProfile { overhead_bytes: 0, ..HardwareProfile::builtin("h200").unwrap() };
+    let config = image_preset("resnet-18").unwrap();
+    let options = TrainOptions {
+        optimizer: options(Precision::Bf16Stochastic).optimizer,
+        ..TrainOptions::new(512, 1, Precision::Bf16Stochastic)
+    };
+    let task = training_task(&config, &options, 1).unwrap();
+    let everything =
+        plan(&task, &profile, Budget::new(1 << 40, 1 << 40), &Forced::default()).unwrap();
+    let (most, least) = (everything.prediction.peak_bytes[Tier::DEVICE], everything.vram_min_bytes);
+    assert!(4 * least <= most, "{least} of {most} bytes");
 }
 
 /// A saved model is read back to the bit, with PyTorch's shapes, and gives finite logits.

@@ -7,7 +7,7 @@ use super::layout::{GroupLayout, Layout};
 use super::residency::{Residency, Turns};
 use super::slab::{COPY_BYTES_MAX, CopyRun};
 use super::values::{SavedValues, Values};
-use super::variant::{Pass, PassNode, Variant};
+use super::variant::{Memory, Pass, PassNode, Variant};
 use crate::plan::{
     Compute, Copy, Fetch, GraphId, Instruction, InstructionId, Operand, Operands, Place, Plan,
     ReadAhead, Segment, SegmentId, ValueId, Work,
@@ -285,15 +285,16 @@ impl<'a> Emit<'a> {
         for node in &pass.nodes {
             let resolve = |emit: &mut Emit<'a>, id: TensorId| -> Bound {
                 let root = variant.storage[id.index()];
-                let offset = match pass.offsets[root.index()] {
-                    Some(offset) => work + offset,
-                    None => {
-                        let bound = bound[root.index()];
-                        bound.unwrap_or_else(|| unbound(variant, root)).offset
-                    }
+                let place =
+                    |id: TensorId| bound[id.index()].unwrap_or_else(|| unbound(variant, id)).offset;
+                let temporary = pass.temporaries[root.index()];
+                let offset = match temporary {
+                    Some(Memory::Work(offset)) => work + offset,
+                    Some(Memory::Gradient(gradient, offset)) => place(gradient) + offset,
+                    None => place(root),
                 };
                 match bound[id.index()] {
-                    Some(bound) if pass.offsets[root.index()].is_none() => bound,
+                    Some(bound) if temporary.is_none() => bound,
                     _ => Bound::one(offset, emit.temporary(graph, variant, id)),
                 }
             };

@@ -553,6 +553,8 @@ impl Emit<'_> {
     }
 
     fn backward(&mut self, group: Group) {
+        let taken = self.places().input_slots_taken;
+        self.input_turns.leave_out(taken);
         for stretch in self.stretches() {
             self.replay(stretch.clone());
             let start = stretch.start;

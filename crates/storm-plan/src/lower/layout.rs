@@ -8,7 +8,7 @@ use super::norm::scratch_bytes;
 use super::shards::partials_bytes;
 use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
-use crate::decisions::{RingMemory, Streaming};
+use crate::decisions::{RingMemory, SeamMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
@@ -145,6 +145,8 @@ pub(crate) struct GroupLayout {
     pub(crate) inputs_kept: Vec<GroupPlaces>,
     pub(crate) inputs_host: Vec<GroupPlaces>,
     pub(crate) input_ring: Ring,
+    /// The slots of it that the backward pass does not use, from the first, because gradients do.
+    pub(crate) input_slots_taken: usize,
     /// Inputs of blocks that are recomputed, by place in their stretch of blocks and micro-batch.
     pub(crate) replayed: Ring,
     /// Gradients of the inputs of blocks.
@@ -428,7 +430,15 @@ impl GroupLayout {
         let comes_back = |block: usize| storages[block] == Some(Storage::Offload);
         let any_comes_back = (0..blocks.count()).any(comes_back);
         let extra = if any_comes_back { decided.input_ring } else { 0 };
+        let gradient_name = "gradients of layer inputs";
         let slot = blocks.seam_bytes_max(|_| true);
+        // The gradient of the last block's input has a slot of its own, since that input is still read. The next one takes
+        // the first slot of the ring, and so on in turn.
+        let shared = (decided.seams == SeamMemory::Shared).then(|| device.size_bytes);
+        if shared.is_some() {
+            Ring::take(device, kind, gradient_name, slot, 1);
+        }
+        let input_slots_taken = usize::from(shared.is_some());
         let input_ring =
             Ring::take(device, kind, "layer inputs in transit", slot, group + 1 + extra);
         let storages: Vec<Storage> = storages.iter().map(|s| s.unwrap_or(Storage::Keep)).collect();
@@ -436,9 +446,13 @@ impl GroupLayout {
         let slot = blocks.seam_bytes_max(|block| storages[block] == Storage::Recompute);
         let slots = (stretch - 1) * group;
         let replayed = Ring::take(device, kind, "recomputed layer inputs", slot, slots);
-        let slot = blocks.seam_bytes_max(|block| blocks.is_reached(block));
-        let name = "gradients of layer inputs";
-        let carry_ring = Ring::take(device, kind, name, slot, group + 1);
+        let carry_ring = match shared {
+            Some(start) => Ring { start, slots: 2, ..input_ring },
+            None => {
+                let slot = blocks.seam_bytes_max(|block| blocks.is_reached(block));
+                Ring::take(device, kind, gradient_name, slot, group + 1)
+            }
+        };
         let skips = (blocks.skips.iter())
             .map(|skip| {
                 let bytes = skip.tensor.size_bytes();
@@ -458,6 +472,7 @@ impl GroupLayout {
             inputs_kept,
             inputs_host,
             input_ring,
+            input_slots_taken,
             replayed,
             carry_ring,
             skips,

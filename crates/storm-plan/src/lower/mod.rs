@@ -29,6 +29,7 @@ mod values;
 mod variant;
 mod waits;
 
+use crate::decisions::SeamMemory;
 use crate::plan::Plan;
 use crate::{
     Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedStorage,
@@ -556,6 +557,9 @@ impl<'a> Lowering<'a> {
                     "the {blocks} blocks of `{name}` need an input and {units} saved tensors each"
                 ));
             }
+        }
+        if group.seams == SeamMemory::Shared && group.micro_batches > 1 {
+            return refuse("gradients share memory with inputs in groups of one".to_owned());
         }
         let saved = group.stages.iter().flat_map(|stage| stage.saved.iter().flatten());
         if group.activation_ring == 0 && saved.copied().any(|s| s == Storage::Offload) {

@@ -206,18 +206,25 @@ impl Residency {
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     next: usize,
+    /// Slots from here on take turns.
+    first: usize,
     free_after: Vec<usize>,
 }
 
 impl Turns {
     pub(super) fn new(slots: usize) -> Turns {
-        Turns { next: 0, free_after: vec![0; slots.max(1)] }
+        Turns { next: 0, first: 0, free_after: vec![0; slots.max(1)] }
     }
 
     pub(super) fn next(&mut self) -> usize {
-        let slot = self.next % self.free_after.len();
+        let slot = self.first + self.next % (self.free_after.len() - self.first);
         self.next += 1;
         slot
+    }
+
+    /// The first `count` slots have no more turns in this segment.
+    pub(super) fn leave_out(&mut self, count: usize) {
+        self.first = count;
     }
 
     pub(super) fn free_after(&self, slot: usize) -> usize {
@@ -230,6 +237,6 @@ impl Turns {
 
     pub(super) fn begin_segment(&mut self) {
         self.free_after.fill(0);
-        self.next = 0;
+        (self.next, self.first) = (0, 0);
     }
 }

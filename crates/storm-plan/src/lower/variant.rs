@@ -1,7 +1,7 @@
 //! A section's graph for a given set of kept tensors, with the layout of its temporaries.
 
 use crate::HardwareProfile;
-use crate::pack::{Lifetime, pack};
+use crate::pack::{Lifetime, Packing, pack, pack_within};
 use std::sync::Arc;
 use storm_graph::{ActivationCodec, Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
@@ -11,7 +11,8 @@ pub(crate) struct Variant {
     pub(crate) section: Section,
     /// The section's graph, for plans to share.
     pub(crate) graph: Arc<Graph>,
-    /// By tensor: the one whose memory it overwrites, or itself.
+    /// By tensor: the one whose memory it has. That is the first that its memory was written as, or
+    /// the one among those after it that lies elsewhere.
     pub(crate) storage: Vec<TensorId>,
     pub(crate) forward: Pass,
     pub(crate) backward: Pass,
@@ -21,8 +22,9 @@ pub(crate) struct Variant {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pass {
     pub(crate) nodes: Vec<PassNode>,
-    /// By tensor that owns storage: its offset in the work area; `None` for tensors outside of it.
-    pub(crate) offsets: Vec<Option<usize>>,
+    /// By tensor that owns storage: where it lies if it is a temporary.
+    pub(crate) temporaries: Vec<Option<Memory>>,
+    /// Of the work area.
     pub(crate) size_bytes: usize,
     /// Time of all nodes.
     pub(crate) seconds: f64,
@@ -30,6 +32,14 @@ pub(crate) struct Pass {
     pub(crate) recompute_seconds: f64,
     pub(crate) recompute_flops: u128,
     pub(crate) flops: u128,
+}
+
+/// Memory of a temporary, by the offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Work(usize),
+    /// That of a gradient from the block after, which the pass has read by then.
+    Gradient(TensorId, usize),
 }
 
 /// A node and the tensors it accesses, looked up once.
@@ -72,12 +82,14 @@ impl Variant {
     ) -> Variant {
         let graph = &section.graph;
         let runs = |node: &Node| running == Running::Change || !graph.changes_running(node);
-        let storage: Vec<TensorId> = graph.ids().map(|id| storage_of(graph, id)).collect();
+        let storage = storage(graph, &lies_elsewhere);
         let pass = |wanted: &dyn Fn(Phase) -> bool| {
             let nodes: Vec<usize> = (0..graph.nodes().len())
                 .filter(|&index| wanted(graph.nodes()[index].phase) && runs(&graph.nodes()[index]))
                 .collect();
-            Pass::new(graph, &nodes, &storage, profile, &lies_elsewhere)
+            let gradients = section.backward.iter().flat_map(|b| &b.carried_out_gradients);
+            let gradients: Vec<TensorId> = gradients.copied().collect();
+            Pass::new(graph, &nodes, &storage, profile, &lies_elsewhere, &gradients)
         };
         let (forward, backward) = match passes {
             Passes::Joined => (Pass::default(), pass(&|_| true)),
@@ -91,12 +103,14 @@ impl Variant {
 }
 
 impl Pass {
+    /// `gradients` come from the block after, and nothing else reads them.
     fn new(
         graph: &Graph,
         indices: &[usize],
         storage: &[TensorId],
         profile: &HardwareProfile,
         lies_elsewhere: &impl Fn(TensorId) -> bool,
+        gradients: &[TensorId],
     ) -> Pass {
         let mut lives: Vec<Option<Lifetime>> = vec![None; graph.tensors().len()];
         let mut pass = Pass::default();
@@ -106,7 +120,7 @@ impl Pass {
                 node.op.operands().into_iter().map(|(_, id)| id).collect();
             for &id in operands.iter().chain(&node.outputs) {
                 let root = storage[id.index()];
-                if lies_elsewhere(root) {
+                if lies_elsewhere(root) && !gradients.contains(&root) {
                     continue;
                 }
                 let size_bytes = graph.tensor(root).size_bytes();
@@ -128,14 +142,41 @@ impl Pass {
             let (index, outputs) = (index as u32, node.outputs.clone());
             pass.nodes.push(PassNode { index, operands, outputs, seconds });
         }
-        let known: Vec<usize> = (0..lives.len()).filter(|&index| lives[index].is_some()).collect();
-        let packing = pack(&known.iter().filter_map(|&index| lives[index]).collect::<Vec<_>>());
-        pass.offsets = vec![None; lives.len()];
-        for (&index, &offset) in known.iter().zip(&packing.offsets) {
-            pass.offsets[index] = Some(offset);
-        }
-        pass.size_bytes = packing.size_bytes;
+        let read = gradients.iter().filter_map(|&id| Some((id, lives[id.index()].take()?)));
+        let read: Vec<(TensorId, Lifetime)> = read.collect();
+        pass.place(&lives, &read);
         pass
+    }
+
+    /// Places all temporaries. Those that begin after a gradient was last read may take its memory, if that makes the work
+    /// area smaller.
+    fn place(&mut self, lives: &[Option<Lifetime>], read: &[(TensorId, Lifetime)]) {
+        let mut places = vec![None; lives.len()];
+        for &(gradient, Lifetime { size_bytes, last_use, .. }) in read {
+            let free = |index: usize| lives[index].filter(|_| places[index].is_none());
+            let later = (0..lives.len()).filter_map(|index| Some((index, free(index)?)));
+            let (later, its): (Vec<usize>, Vec<Lifetime>) =
+                later.filter(|(_, life)| life.made > last_use).unzip();
+            for (index, offset) in later.into_iter().zip(pack_within(&its, size_bytes)) {
+                places[index] = offset.map(|offset| Memory::Gradient(gradient, offset));
+            }
+        }
+        let packed = |places: &mut [Option<Memory>]| {
+            let rest = (0..lives.len()).filter(|&index| places[index].is_none());
+            let (rest, its): (Vec<usize>, Vec<Lifetime>) =
+                rest.filter_map(|index| Some((index, lives[index]?))).unzip();
+            let Packing { offsets, size_bytes } = pack(&its);
+            for (index, offset) in rest.into_iter().zip(offsets) {
+                places[index] = Some(Memory::Work(offset));
+            }
+            size_bytes
+        };
+        let mut apart = vec![None; lives.len()];
+        let (shared_bytes, apart_bytes) = (packed(&mut places), packed(&mut apart));
+        (self.temporaries, self.size_bytes) = match shared_bytes < apart_bytes {
+            true => (places, shared_bytes),
+            false => (apart, apart_bytes),
+        };
     }
 }
 
@@ -165,6 +206,19 @@ fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwarePro
         }
         _ => node_seconds(graph, node, profile),
     }
+}
+
+/// The tensor whose memory each tensor has. If what overwrites a temporary has a place outside the
+/// work area, the temporary has that place, too.
+fn storage(graph: &Graph, lies_elsewhere: &impl Fn(TensorId) -> bool) -> Vec<TensorId> {
+    let mut storage: Vec<TensorId> = graph.ids().map(|id| storage_of(graph, id)).collect();
+    for id in graph.ids().filter(|&id| lies_elsewhere(id)) {
+        let root = storage[id.index()];
+        if root != id && !lies_elsewhere(root) {
+            storage.iter_mut().filter(|known| **known == root).for_each(|known| *known = id);
+        }
+    }
+    storage
 }
 
 /// The tensor whose memory `id` overwrites, through any number of in-place nodes; `id` itself if

@@ -5,7 +5,7 @@ use crate::choice::{
     ACTIVATION_RING, ActivationChoice, Choice, FirstGroup, INPUT_RING, STATE_RING, Saving,
     StageChoice,
 };
-use crate::decisions::RingMemory;
+use crate::decisions::{RingMemory, SeamMemory};
 use crate::estimate::Estimator;
 use crate::queue::Link;
 use crate::request::Placement;
@@ -103,6 +103,7 @@ impl Search<'_> {
                 state_ring: STATE_RING,
                 activation_ring: ACTIVATION_RING,
                 input_ring: INPUT_RING,
+                seams: SeamMemory::Separate,
                 piece_elements: self.lowering.piece_elements(),
                 disk: self.disk,
             };

@@ -2,7 +2,7 @@
 
 use super::Search;
 use crate::choice::{ActivationChoice, Choice, FirstGroup, StageChoice};
-use crate::decisions::RingMemory;
+use crate::decisions::{RingMemory, SeamMemory};
 use crate::{Streaming, UpdateTime};
 
 /// Counts of blocks near another.
@@ -48,6 +48,9 @@ impl Search<'_> {
             add(&|choice| edges(choice, &|chosen| chosen.states = pinned));
             add(&|choice| edges(choice, &|chosen| chosen.gradients = streaming));
             add(&|choice| edges(choice, &|chosen| chosen.weights = streaming));
+        }
+        for seams in [SeamMemory::Separate, SeamMemory::Shared] {
+            add(&|choice| choice.seams = seams);
         }
         for ring in [3, 4, 6, 8, 12, 16] {
             add(&|choice| choice.state_ring = ring);

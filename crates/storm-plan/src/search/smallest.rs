@@ -2,6 +2,7 @@
 
 use super::Search;
 use crate::choice::{Choice, StageChoice};
+use crate::decisions::SeamMemory;
 use crate::request::Placement;
 use crate::tier::{PerTier, Tier};
 use crate::{PlanError, Storage, Streaming, UpdateTime};
@@ -65,6 +66,7 @@ impl Search<'_> {
                         state_ring: 1,
                         activation_ring: 1,
                         input_ring: 0,
+                        seams: SeamMemory::Shared,
                         ..base.clone()
                     };
                     for (stage, chosen) in choice.stages.iter_mut().enumerate() {

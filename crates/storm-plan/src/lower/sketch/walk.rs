@@ -436,6 +436,14 @@ impl<'s> Walk<'s> {
         slot.map(|slot| Touch { first: self.cells.input_ring + slot as u32, count: 1, used })
     }
 
+    /// The slot of inputs that the gradient of a block's input takes, if it does.
+    fn shared_gradient_cell(&self, block: usize) -> Option<Touch> {
+        let places = &self.layout.groups[self.kind];
+        let from_the_end = self.sketch.lowering.blocks.last() - block;
+        let place = places.carry_ring.slot(from_the_end);
+        self.input_cell(places.input_ring.slot_of(place), Use::Write)
+    }
+
     /// The cell of a unit in a slot of the ring of offloaded tensors. Blocks that offload other units use the same
     /// memory for those.
     fn unit_cell(&self, block: usize, slot: usize, unit: usize, used: Use) -> Touch {
@@ -608,6 +616,7 @@ impl<'s> Walk<'s> {
     }
 
     fn backward(&mut self, group: Group) {
+        self.input_turns.leave_out(self.layout.groups[self.kind].input_slots_taken);
         for stretch in self.stretches() {
             self.replay(stretch.clone());
             let start = stretch.start;
@@ -666,12 +675,14 @@ impl<'s> Walk<'s> {
             for (number, part) in parts.iter().enumerate() {
                 let is_edge = number == 0 || number + 1 == parts.len();
                 let taken = self.input_cell(input, Use::Read).filter(|_| is_edge);
+                let gradient = self.shared_gradient_cell(block).filter(|_| is_edge);
                 let units =
                     slot.iter().flat_map(|&slot| part.units.iter().map(move |&u| (slot, u)));
                 let units: SmallVec<[Touch; 4]> = units
                     .map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Read))
                     .collect();
-                self.run_part(block, m, part, taken.into_iter().chain(units));
+                let seams = taken.into_iter().chain(gradient);
+                self.run_part(block, m, part, seams.chain(units));
             }
             if let Some(slot) = slot {
                 let now = self.position();
