@@ -149,51 +149,14 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 column_sum(access.get::<E>(x), width, partials, mode(accumulator), out);
             }))
         }
-        Op::Conv2d { x, weight, bias, window } => with_float!(x.dtype, E => {
-            let y = access.out::<E>(&outputs[0]);
-            let bias = access.maybe::<E>(bias).map(Bias::from);
-            if window.is_pointwise() {
-                let weight = access.matrix::<E>(weight).transposed();
-                return linear(products, access.matrix(x), weight, bias, None, y);
-            }
-            let (x_data, weight) = (access.get(x), access.get(weight));
-            let mut columns = access.columns(&x.shape, *window, &outputs[1], products);
-            columns.forward(x_data, weight, bias, y);
-        }),
-        Op::Conv2dInputGrad { dy, weight, addend, accumulator, window, input } => {
-            with_float!(dy.dtype, E => {
-                let dx = access.out::<E>(&outputs[0]);
-                let (addend, accumulate) = (access.maybe::<E>(addend), mode(accumulator));
-                if window.is_pointwise() {
-                    let (dy, weight) = (access.matrix::<E>(dy), access.matrix::<E>(weight));
-                    let out = MatrixMut::row_major(dx, dy.rows(), weight.cols());
-                    let addend =
-                        addend.map(|addend| Matrix::row_major(addend, dy.rows(), weight.cols()));
-                    let epilogue = Epilogue { addend, accumulate, ..Epilogue::default() };
-                    return products.gemm(dy, weight, out, epilogue);
-                }
-                let (dy, weight) = (access.get(dy), access.get(weight));
-                let mut columns = access.columns(input, *window, &outputs[1], products);
-                columns.input_grad(dy, weight, addend, accumulate, dx);
-            })
-        }
-        Op::Conv2dWeightGrad { dy, x, accumulator, window, dtype } => {
-            with_float!(dy.dtype, E => with_float!(*dtype, G => {
-                let (out, accumulate) = (access.out::<G>(&outputs[0]), mode(accumulator));
-                if window.is_pointwise() {
-                    let (dy, x) = (access.matrix(dy), access.matrix(x));
-                    return weight_grad::<E, G>(products, dy, x, accumulate, out);
-                }
-                let mut columns = access.columns::<E>(&x.shape, *window, &outputs[1], products);
-                let (dy, x, sum) = (access.get(dy), access.get(x), access.out(&outputs[2]));
-                columns.weight_grad(dy, x, accumulate, sum, out);
-            }))
-        }
-        Op::MaxPool { .. }
+        Op::Conv2d { .. }
+        | Op::Conv2dInputGrad { .. }
+        | Op::Conv2dWeightGrad { .. }
+        | Op::MaxPool { .. }
         | Op::MaxPoolGrad { .. }
         | Op::AveragePool { .. }
         | Op::AveragePoolGrad { .. }
-        | Op::Augment { .. } => images::execute(op, outputs, &access),
+        | Op::Augment { .. } => images::execute(op, outputs, products, &access),
         Op::Add { a, b } => with_float!(a.dtype, E => {
             elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),

@@ -434,7 +434,7 @@ impl GroupLayout {
         let slot = blocks.seam_bytes_max(|_| true);
         // The gradient of the last block's input has a slot of its own, since that input is still read. The next one takes
         // the first slot of the ring, and so on in turn.
-        let shared = (decided.seams == SeamMemory::Shared).then(|| device.size_bytes);
+        let shared = (decided.seams == SeamMemory::Shared).then_some(device.size_bytes);
         if shared.is_some() {
             Ring::take(device, kind, gradient_name, slot, 1);
         }
