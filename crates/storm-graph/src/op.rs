@@ -186,6 +186,7 @@ define_ops! {
     MaxPool [Pool, Bytes] { x: One; window: Window }
     /// Gradient of `x` of [`Op::MaxPool`]. A window passes its gradient to the first of its largest
     /// elements in the order (kh, kw), or to its last NaN, as in PyTorch. Yields (B, H, W, C).
+    /// It overwrites `x` where windows do not overlap.
     MaxPoolGrad [Pool, Bytes] { dy: One, x: One; window: Window }
     /// The sum of each window of `x` (B, H, W, C), divided by KH·KW. Yields (B, OH, OW, C).
     AveragePool [Pool, Bytes] { x: One; window: Window }
@@ -280,9 +281,9 @@ define_ops! {
     /// Backward of [`Op::BatchNorm`] and [`Op::BatchStatistics`] in a training step, where mean and
     /// variance depend on `x`. The mask of a ReLU is recomputed from `x`, and from `addend`, which
     /// is given if there are both. So the output, which belongs to the next block, is neither kept
-    /// nor read. Yields dx (.., C), which overwrites `x`. With `parameters: Compute`, d_weight (C) and d_bias (C), both
-    /// in `dtype` and added to their accumulators. Then sums as scratch, and with `addend` its
-    /// gradient.
+    /// nor read. Yields dx (.., C), which overwrites `x`. With `parameters: Compute`, d_weight (C)
+    /// and d_bias (C), both in `dtype` and added to their accumulators. Then sums as scratch, and
+    /// with `addend` its gradient.
     BatchNormGrad [BatchNorm, BytesTwice] {
         dy: One, x: One, addend: Maybe, mean: One, variance: One, weight: One, bias: One,
         weight_accumulator: Maybe, bias_accumulator: Maybe;
@@ -514,6 +515,7 @@ impl<T: Clone> Op<T> {
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
                 vec![(Some(operand), 0)]
             }
+            Op::MaxPoolGrad { x, window, .. } if !window.overlaps() => vec![(Some(x), 0)],
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
             Op::BatchNormGrad { x, weight_accumulator, bias_accumulator, .. } => {

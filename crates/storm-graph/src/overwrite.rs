@@ -83,6 +83,7 @@ pub(crate) fn sum_in_place(graph: &mut Graph, results: &[TensorId]) {
 fn taken_over(op: &Op<TensorId>) -> Option<(&'static str, TensorId)> {
     match *op {
         Op::ActivationGrad { x, .. } | Op::BatchNormGrad { x, .. } => Some(("x", x)),
+        Op::MaxPoolGrad { x, window, .. } if !window.overlaps() => Some(("x", x)),
         // Nothing else reads `dy` of the second op, because it is only used in that case.
         Op::SwiGluGrad { gate_up, .. } | Op::SwiGluGradAndOutput { gate_up, .. } => {
             Some(("gate_up", gate_up))

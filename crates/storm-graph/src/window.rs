@@ -34,6 +34,11 @@ impl Window {
         self.kernel[0] * self.kernel[1]
     }
 
+    /// Whether positions next to each other can cover the same pixel.
+    pub fn overlaps(&self) -> bool {
+        (0..2).any(|axis| self.kernel[axis] > self.stride[axis])
+    }
+
     /// Whether a convolution with it is a separate product for each pixel.
     pub fn is_pointwise(&self) -> bool {
         *self == Window::square(1, 1, 0)
@@ -65,6 +70,19 @@ impl Window {
             positions[axis] = room / stride + 1;
         }
         Ok(positions)
+    }
+
+    /// How many cells an axis has. A cell goes from the start of a window to that of the next, without
+    /// padding; the last may have no window. Without overlaps, a window is inside its cell.
+    pub fn cells(&self, axis: usize, extent: usize) -> usize {
+        (extent + self.padding[axis]).div_ceil(self.stride[axis])
+    }
+
+    /// The rows or columns of a cell.
+    pub fn cell(&self, axis: usize, cell: usize, extent: usize) -> Range<usize> {
+        let (start, padding) = (cell * self.stride[axis], self.padding[axis]);
+        let end = (start + self.stride[axis]).saturating_sub(padding).min(extent);
+        start.saturating_sub(padding)..end
     }
 
     /// The rows (axis 0) or columns (axis 1) of the window at `position` that are inside an image

@@ -52,8 +52,10 @@ impl<'b> Builder<'b> {
             let x = if index == 0 { draft.images()? } else { draft.hidden() }; // (B, H, W, I)
             let name = format!("conv{}", index + 1);
             let x = draft.convolution(&name, x, width, Window::square(3, 1, 1), Bias::Added)?;
-            let x = draft.relu(&format!("relu{}", index + 1), x)?;
+            // The ReLU comes before the pool in other programs. Here it is after it, on a quarter of the elements:
+            // the largest of a window is the same either way, and so is the element that gets its gradient.
             let x = draft.max_pool(&format!("pool{}", index + 1), x, 2)?; // (B, H/2, W/2, O)
+            let x = draft.relu(&format!("relu{}", index + 1), x)?;
             self.once(draft, x);
         }
         let mut draft = self.draft("fc1");

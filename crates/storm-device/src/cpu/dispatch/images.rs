@@ -60,8 +60,11 @@ pub(super) fn execute(
         }),
         Op::MaxPoolGrad { dy, x, window } => with_float!(x.dtype, E => {
             let planes = planes(&x.shape, *window);
-            let (dy, x) = (access.get::<E>(dy), access.get(x));
-            pool::max_pool_grad(&planes, dy, x, access.out(&outputs[0]));
+            let (dy, out) = (access.get::<E>(dy), access.out(&outputs[0]));
+            match window.overlaps() {
+                true => pool::max_pool_grad(&planes, dy, access.get(x), out),
+                false => pool::max_pool_grad_in_place(&planes, dy, out),
+            }
         }),
         Op::AveragePool { x, window } => with_float!(x.dtype, E => {
             let planes = planes(&x.shape, *window);

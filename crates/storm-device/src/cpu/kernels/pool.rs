@@ -4,7 +4,7 @@
 use super::element::Element;
 use crate::simd_dispatch;
 use rayon::prelude::*;
-use storm_graph::{Planes, Window};
+use storm_graph::Planes;
 
 /// Channels worked on at a time, on the stack.
 const CHANNELS: usize = 64;
@@ -18,19 +18,18 @@ pub fn max_pool<E: Element>(planes: &Planes, x: &[E], y: &mut [E]) {
 
 /// Gives the gradient of each window to its winner.
 pub fn max_pool_grad<E: Element>(planes: &Planes, dy: &[E], x: &[E], dx: &mut [E]) {
-    let Window { kernel, stride, .. } = planes.window;
-    if (0..2).all(|axis| kernel[axis] <= stride[axis]) {
-        // No position is in two windows, so each window can write its own.
-        let elements = planes.pixels() * planes.channels;
-        dx.par_chunks_mut(elements).enumerate().for_each(|(image, dx)| {
-            let dy = of_image(planes.output, planes, dy, image);
-            max_grad_apart(planes, dy, of_image(planes.input, planes, x, image), dx);
-        });
-        return;
-    }
     by_row(planes, planes.input, dx, |image, row, dx| {
         let dy = of_image(planes.output, planes, dy, image);
         max_grad_row(planes, dy, of_image(planes.input, planes, x, image), row, dx);
+    });
+}
+
+/// [`max_pool_grad`] for windows that do not overlap. The gradient overwrites `x`.
+pub fn max_pool_grad_in_place<E: Element>(planes: &Planes, dy: &[E], x: &mut [E]) {
+    debug_assert!(!planes.window.overlaps());
+    let elements = planes.pixels() * planes.channels;
+    x.par_chunks_mut(elements).enumerate().for_each(|(image, x)| {
+        max_grad_image(planes, of_image(planes.output, planes, dy, image), x);
     });
 }
 
@@ -127,25 +126,27 @@ simd_dispatch! {
         }
     }
 
-    fn max_grad_apart[E: Element](planes: &Planes, dy: &[E], x: &[E], dx: &mut [E]) {
+    fn max_grad_image[E: Element](planes: &Planes, dy: &[E], x: &mut [E]) {
         let Planes { input: [height, width], output: [high, wide], channels, window, .. } = *planes;
-        dx.fill(E::from_f32(0.0));
-        for oh in 0..high {
-            let rows = window.inside(0, oh, height);
-            for ow in 0..wide {
-                let columns = window.inside(1, ow, width);
-                let place = |kh: usize, kw: usize| {
-                    let h = oh * window.stride[0] + kh - window.padding[0];
-                    (h * width + ow * window.stride[1] + kw - window.padding[1]) * channels
+        for row in 0..window.cells(0, height) {
+            for column in 0..window.cells(1, width) {
+                let rows = window.cell(0, row, height);
+                let columns = window.cell(1, column, width);
+                let place = |h: usize, w: usize| (h * width + w) * channels;
+                let has_window = row < high && column < wide;
+                let inside = |h: usize, w: usize| {
+                    has_window
+                        && h + window.padding[0] < row * window.stride[0] + window.kernel[0]
+                        && w + window.padding[1] < column * window.stride[1] + window.kernel[1]
                 };
                 for first in (0..channels).step_by(CHANNELS) {
                     let count = CHANNELS.min(channels - first);
                     let mut largest = [0.0f32; CHANNELS];
                     let mut winner = [0u32; CHANNELS];
                     let mut tap = 0;
-                    for kh in rows.clone() {
-                        for kw in columns.clone() {
-                            let x = &x[place(kh, kw) + first..][..count];
+                    for h in rows.clone() {
+                        for w in columns.clone().filter(|&w| inside(h, w)) {
+                            let x = &x[place(h, w) + first..][..count];
                             let states = largest.iter_mut().zip(&mut winner);
                             for ((largest, winner), x) in states.zip(x) {
                                 let x = x.to_f32();
@@ -156,14 +157,18 @@ simd_dispatch! {
                             tap += 1;
                         }
                     }
-                    let dy = &dy[(oh * wide + ow) * channels + first..][..count];
                     tap = 0;
-                    for kh in rows.clone() {
-                        for kw in columns.clone() {
-                            let dx = &mut dx[place(kh, kw) + first..][..count];
-                            for ((dx, winner), dy) in dx.iter_mut().zip(&winner).zip(dy) {
+                    for h in rows.clone() {
+                        for w in columns.clone() {
+                            let x = &mut x[place(h, w) + first..][..count];
+                            if !inside(h, w) {
+                                x.fill(E::from_f32(0.0));
+                                continue;
+                            }
+                            let dy = &dy[(row * wide + column) * channels + first..][..count];
+                            for ((x, winner), dy) in x.iter_mut().zip(&winner).zip(dy) {
                                 let gradient = if *winner == tap { dy.to_f32() } else { 0.0 };
-                                *dx = E::from_f32(0.0 + gradient);
+                                *x = E::from_f32(0.0 + gradient);
                             }
                             tap += 1;
                         }

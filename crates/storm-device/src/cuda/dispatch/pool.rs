@@ -17,36 +17,53 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     match &planner.node.op {
-        Op::MaxPool { x, window } => pool(planner, "max_pool", &[x], &x.shape, *window),
-        Op::MaxPoolGrad { dy, x, window } => {
-            pool(planner, "max_pool_grad", &[dy, x], &x.shape, *window)
+        Op::MaxPool { x, window } => {
+            let planes = planes(&x.shape, *window);
+            pool(planner, "max_pool", &[x], &planes, planes.output)
         }
-        Op::AveragePool { x, window } => pool(planner, "average_pool", &[x], &x.shape, *window),
+        Op::MaxPoolGrad { dy, x, window } => {
+            let planes = planes(&x.shape, *window);
+            if window.overlaps() {
+                return pool(planner, "max_pool_grad", &[dy, x], &planes, planes.input);
+            }
+            let pixels = planes.pixels();
+            if pixels > i32::MAX as usize {
+                return Err(unsupported(planner, format!("{pixels} pixels are too many")));
+            }
+            let cells = [0, 1].map(|axis| window.cells(axis, planes.input[axis]));
+            // The output is `x`.
+            pool(planner, "max_pool_grad_in_place", &[dy], &planes, cells)
+        }
+        Op::AveragePool { x, window } => {
+            let planes = planes(&x.shape, *window);
+            pool(planner, "average_pool", &[x], &planes, planes.output)
+        }
         Op::AveragePoolGrad { dy, window, input } => {
-            pool(planner, "average_pool_grad", &[dy], input, *window)
+            let planes = planes(input, *window);
+            pool(planner, "average_pool_grad", &[dy], &planes, planes.input)
         }
         _ => unreachable!("not a pool"),
     }
 }
 
+/// Launches a kernel whose threads walk over `places` of each image.
 fn pool(
     planner: &mut Planner<'_>,
     name: &str,
     operands: &[&View],
-    input: &Shape,
-    window: Window,
+    planes: &Planes,
+    places: [usize; 2],
 ) -> Result<(), DeviceError> {
     let out = &planner.node.outputs[0];
-    let planes = planes(input, window);
     let mut arguments: Vec<Argument> = operands.iter().map(|x| planner.pointer(x)).collect();
     arguments.push(planner.pointer(out));
-    arguments.extend(geometry(&planes));
+    arguments.extend(geometry(planes));
     let (name, lanes) = match planes.channels.is_multiple_of(PACK) {
         true => (name.to_owned(), PACK),
         false => (format!("{name}_any"), 1),
     };
     let choice = kernel(SOURCE, &name, types([("E", out.dtype)]));
-    let per_image = out.shape.elements() / planes.images.max(1) / lanes;
+    let per_image = places[0] * places[1] * planes.channels / lanes;
     each_image(planner, choice, planes.images, per_image, arguments)
 }
 

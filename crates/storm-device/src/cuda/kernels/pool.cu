@@ -74,6 +74,55 @@ __device__ inline void pool_largest_grad(const E* __restrict__ dy, const E* __re
     }
 }
 
+/// The same for windows that do not overlap, in place of `x`. A thread has the cell from the start of a window to that
+/// of the next: it reads the window before it writes the cell. Cells without a window are past the last one.
+template <int LANES>
+__device__ inline void pool_largest_grad_in_place(const E* __restrict__ dy, E* x, const Planes& p) {
+    const int cells_high = (p.height + p.padding_h + p.stride_h - 1) / p.stride_h;
+    const int cells_wide = (p.width + p.padding_w + p.stride_w - 1) / p.stride_w;
+    const Place at(cells_high, cells_wide, p.channels / LANES);
+    if (!at.inside) return;
+    const bool has_window = at.row < p.high && at.column < p.wide;
+    const Range rows = covered(at.row, p.stride_h, p.padding_h, p.kernel_h, p.height);
+    const Range columns = covered(at.column, p.stride_w, p.padding_w, p.kernel_w, p.width);
+    const Range cell_rows = covered(at.row, p.stride_h, p.padding_h, p.stride_h, p.height);
+    const Range cell_columns = covered(at.column, p.stride_w, p.padding_w, p.stride_w, p.width);
+    for (int image = blockIdx.y; image < p.images; image += gridDim.y) {
+        E* plane = x + image * p.pixels() * p.channels + at.part * LANES;
+        float largest[LANES], gradient[LANES] = {};
+        int winner[LANES];
+#pragma unroll
+        for (int j = 0; j < LANES; j++) winner[j] = -1;
+        if (has_window) {
+            for (int h = rows.start; h < rows.end; h++) {
+                for (int w = columns.start; w < columns.end; w++) {
+                    const int pixel = h * p.width + w;
+                    float values[LANES];
+                    load_lanes(plane + i64(pixel) * p.channels, values);
+#pragma unroll
+                    for (int j = 0; j < LANES; j++) {
+                        if (winner[j] < 0 || beats(values[j], largest[j])) {
+                            largest[j] = values[j];
+                            winner[j] = pixel;
+                        }
+                    }
+                }
+            }
+            const i64 position = image * p.positions() + i64(at.row) * p.wide + at.column;
+            load_lanes(dy + position * p.channels + at.part * LANES, gradient);
+        }
+        for (int h = cell_rows.start; h < cell_rows.end; h++) {
+            for (int w = cell_columns.start; w < cell_columns.end; w++) {
+                const int pixel = h * p.width + w;
+                float values[LANES];
+#pragma unroll
+                for (int j = 0; j < LANES; j++) values[j] = 0.0f + (winner[j] == pixel ? gradient[j] : 0.0f);
+                store_lanes(plane + i64(pixel) * p.channels, values);
+            }
+        }
+    }
+}
+
 template <int LANES>
 __device__ inline void pool_mean(const E* __restrict__ x, E* __restrict__ y, const Planes& p) {
     const Place at(p.high, p.wide, p.channels / LANES);
@@ -133,6 +182,13 @@ extern "C" __global__ void max_pool_grad(const E* dy, const E* x, E* dx, PLANES)
 }
 extern "C" __global__ void max_pool_grad_any(const E* dy, const E* x, E* dx, PLANES) {
     pool_largest_grad<1>(dy, x, dx, PLANES_GIVEN);
+}
+
+extern "C" __global__ void max_pool_grad_in_place(const E* dy, E* x, PLANES) {
+    pool_largest_grad_in_place<PACK>(dy, x, PLANES_GIVEN);
+}
+extern "C" __global__ void max_pool_grad_in_place_any(const E* dy, E* x, PLANES) {
+    pool_largest_grad_in_place<1>(dy, x, PLANES_GIVEN);
 }
 
 extern "C" __global__ void average_pool(const E* x, E* y, PLANES) { pool_mean<PACK>(x, y, PLANES_GIVEN); }
