@@ -155,7 +155,8 @@ impl KernelCache {
         Ok(cubin)
     }
 
-    fn key(
+    /// Everything that a cubin depends on: compiler, architecture, definitions, source and headers.
+    pub fn key(
         &self,
         source: KernelSource,
         architecture: &str,
