@@ -81,6 +81,9 @@ pub fn force_isa(isa: Isa) {
 /// Type parameters go in square brackets: `pub fn scale[T: Element](x: &mut [T], by: f32) { … }`.
 /// Everything called in the body must be `#[inline(always)]` to be compiled with it; closures of
 /// iterator chains over slices are fine in practice.
+///
+/// Unit tests have the portable version alone: the others take most of the time to compile this crate,
+/// and the tests in `tests/` run all of them.
 #[macro_export]
 macro_rules! simd_dispatch {
     ($(
@@ -94,14 +97,14 @@ macro_rules! simd_dispatch {
             #[allow(clippy::too_many_arguments)]
             fn body $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
 
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(test)))]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx512 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                 body($($arg),*)
             }
 
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(test)))]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx2 $(<$($generic: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
@@ -109,10 +112,10 @@ macro_rules! simd_dispatch {
             }
 
             match $crate::cpu::kernels::simd::isa() {
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(test)))]
                 // SAFETY: `isa` only returns what this machine has.
                 $crate::cpu::kernels::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", not(test)))]
                 // SAFETY: as above.
                 $crate::cpu::kernels::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 _ => body($($arg),*),
