@@ -95,22 +95,24 @@ impl Environment {
         fs::write(&stamp_file, wanted).context("writing the environment's stamp")
     }
 
-    /// Builds the wheel `storm` from this tree and puts it into the environment, in place of an older one.
+    /// Builds the wheel `storm` from this tree and puts it into the environment, in place of an older one. With the
+    /// profile of the tests, which have built most of it.
     pub(crate) fn install_wheel(&self) -> Result<()> {
         let wheels = target_dir().join("wheels");
         if wheels.is_dir() {
             fs::remove_dir_all(&wheels).context("removing older wheels")?;
         }
-        let wheel = self.build_wheel(&wheels)?;
+        let wheel = self.build_wheel(&wheels, "dev")?;
         run(Command::new(script(&self.bootstrap_dir, "uv"))
             .args(["pip", "install", "--quiet", "--no-deps", "--reinstall", "--python"])
             .arg(self.interpreter())
             .arg(wheel))
     }
 
-    /// Builds the wheel from this tree, into a folder that has none.
-    pub(crate) fn build_wheel(&self, to: &Path) -> Result<PathBuf> {
-        run(self.python().args(["-m", "maturin", "build", "--release", "--out"]).arg(to))?;
+    /// Builds the wheel from this tree with a profile of cargo's, into a folder that has none.
+    pub(crate) fn build_wheel(&self, to: &Path, profile: &str) -> Result<PathBuf> {
+        let build = ["-m", "maturin", "build", "--profile", profile, "--out"];
+        run(self.python().args(build).arg(to))?;
         let mut wheels = entries(to)?;
         wheels.retain(|path| path.extension().is_some_and(|extension| extension == "whl"));
         match wheels.pop() {

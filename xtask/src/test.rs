@@ -10,10 +10,7 @@ use crate::chromium;
 use crate::process::{cargo, run as run_command};
 use crate::python::Environment;
 use crate::stage::{Stage, Verdict, run_all};
-use crate::workspace::{crate_dirs, entries, examples_dir, release_dir, root};
-
-/// The packages whose release binaries the Python comparisons call, found through `STORM_BIN_DIR`.
-const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
+use crate::workspace::{crate_dirs, debug_dir, entries, root};
 
 /// Test targets that take most of the time. `--quick` leaves them out.
 const SLOW_TARGETS: [&str; 4] = ["faults", "planned", "plans", "train"];
@@ -64,10 +61,6 @@ fn run_everything() -> Result<()> {
         }),
         Stage::new("doc tests", || run_command(cargo().args(["test", "--workspace", "--doc"]))),
         Stage::new("examples", run_examples),
-        Stage::new("release binaries", || {
-            let packages = BINARY_PACKAGES.iter().flat_map(|package| ["-p", package]);
-            run_command(cargo().args(["build", "--release"]).args(packages))
-        }),
         Stage::new("python wheel", || Environment::new().install_wheel()),
         Stage::new("python comparisons", run_pytest),
     ])
@@ -88,11 +81,12 @@ fn find_browser() -> Result<Verdict> {
 }
 
 /// Builds all examples in one go, which costs less than one `cargo run` for each, and runs them.
+/// Builds the binaries too, which the Python comparisons call.
 fn run_examples() -> Result<()> {
-    run_command(cargo().args(["build", "--workspace", "--examples"]))?;
+    run_command(cargo().args(["build", "--workspace", "--bins", "--examples"]))?;
     for dir in crate_dirs()? {
         for example in targets(&dir.join("examples"))? {
-            let mut command = Command::new(examples_dir().join(example));
+            let mut command = Command::new(debug_dir().join("examples").join(example));
             run_command(command.current_dir(root()))?;
         }
     }
@@ -121,7 +115,7 @@ fn run_pytest() -> Result<()> {
     command
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=5"])
         .arg(tests)
-        .env("STORM_BIN_DIR", release_dir());
+        .env("STORM_BIN_DIR", debug_dir());
     run_command(&mut command)
 }
 

@@ -22,9 +22,9 @@ pub(crate) fn release_dir() -> PathBuf {
     target_dir().join("release")
 }
 
-/// Where examples are built.
-pub(crate) fn examples_dir() -> PathBuf {
-    target_dir().join("debug/examples")
+/// Where tests build binaries and examples.
+pub(crate) fn debug_dir() -> PathBuf {
+    target_dir().join("debug")
 }
 
 /// The folders in `crates/`, sorted by name.

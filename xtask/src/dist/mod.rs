@@ -43,7 +43,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
     let python = Environment::new();
     python.ensure()?;
-    let wheel = python.build_wheel(&dist)?;
+    let wheel = python.build_wheel(&dist, "release")?;
     let script = root().join("xtask/src/dist/add-command.py");
     run_command(python.python().arg(script).arg(&wheel).arg(&binary))?;
     check_wheel(&python, &wheel, &binary)?;
