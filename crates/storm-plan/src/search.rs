@@ -11,8 +11,8 @@ use crate::lower::{Estimate, Lowering, Sketch};
 use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
 use crate::{Decisions, HardwareProfile, Plan, Simulation, Storage, Task, UpdateTime, simulate};
+use foldhash::{HashMap, HashSet};
 use rayon::prelude::*;
-use std::collections::{HashMap, HashSet};
 use std::sync::{PoisonError, RwLock};
 
 /// How many choices with the fastest estimate are sketched before neighbors of the best are tried.
@@ -250,13 +250,13 @@ impl<'a> Search<'a> {
         starts.sort_by(|a, b| a.1.total_cmp(&b.1));
         // Keep a few for each division of a step into groups, each with a different placement of parameters: no single
         // move from one to another is an improvement by itself.
-        let mut shapes: HashMap<_, usize> = HashMap::new();
+        let mut shapes: HashMap<_, usize> = HashMap::default();
         starts.retain(|(choice, _)| {
             let of_shape = shapes.entry(choice.group_sizes()).or_default();
             *of_shape += 1;
             *of_shape <= STARTS_OF_EACH_SHAPE
         });
-        let mut known = Known::new();
+        let mut known = Known::default();
         for (start, count) in starts.into_iter().zip(NEAR_EACH_START) {
             let in_vain = self.items_max() * IN_VAIN_PERCENT / 100;
             let reach = Reach { groups: Groups::Same, count, in_vain };
@@ -361,7 +361,7 @@ impl<'a> Search<'a> {
         progress: &mut Progress,
     ) -> Vec<Choice> {
         let estimator = Estimator::new(self.lowering, &self.savings);
-        let mut alike: HashMap<u64, usize> = HashMap::new();
+        let mut alike: HashMap<u64, usize> = HashMap::default();
         let (mut taken, mut waiting) = (Vec::new(), Vec::new());
         while let Some(choice) = near.pop().filter(|_| taken.len() < count) {
             // Already sketched by another climb, so it costs nothing.
@@ -666,7 +666,7 @@ impl<'a> Search<'a> {
     /// Removes duplicates.
     fn different(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let repeats: Vec<usize> = self.stages().map(|stage| self.blocks(stage)).collect();
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         let normalized = choices.into_iter().map(|choice| choice.normalized(&repeats));
         normalized.filter(|choice| seen.insert(choice.clone())).collect()
     }
