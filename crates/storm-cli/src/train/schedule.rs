@@ -80,6 +80,17 @@ pub(super) fn of(settings: &Settings, steps: u64) -> Result<Schedule> {
     }
 }
 
+/// What is given and changes nothing. Earlier versions accepted it in silence, so that runs exist with it.
+pub(super) fn warning(settings: &Settings) -> Option<String> {
+    let last = settings.final_learning_rate?;
+    (settings.schedule == ScheduleArg::Constant).then(|| {
+        format!(
+            "warning: final-learning-rate {last:e} has no effect with schedule = \"constant\"; for a rate that falls, \
+             set schedule = \"linear\", \"cosine\" or \"wsd\""
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::options::Given;
@@ -87,6 +98,19 @@ mod tests {
 
     fn settings(given: Given) -> Settings {
         given.resolve()
+    }
+
+    #[test]
+    fn a_final_rate_without_a_fall_is_told() {
+        let told = |schedule, last| {
+            let given =
+                Given { schedule: Some(schedule), final_learning_rate: last, ..Given::default() };
+            warning(&settings(given))
+        };
+        let warning = told(ScheduleArg::Constant, Some(1e-5)).expect("a warning");
+        assert!(warning.contains("final-learning-rate 1e-5 has no effect"), "{warning}");
+        assert_eq!(told(ScheduleArg::Constant, None), None);
+        assert_eq!(told(ScheduleArg::Cosine, Some(1e-5)), None);
     }
 
     #[test]

@@ -214,6 +214,9 @@ impl Setup {
         let rows_per_step = rows_per_step(&settings, step);
         let steps = schedule::steps(&settings, rows_per_epoch, rows_per_step);
         schedule::of(&settings, steps)?;
+        if let Some(warning) = schedule::warning(&settings) {
+            eprintln!("{warning}");
+        }
         settings.predict.as_ref().map(|predict| predict.options(steps)).transpose()?;
         if settings.epochs.is_none() {
             given.steps = NonZeroU64::new(steps);

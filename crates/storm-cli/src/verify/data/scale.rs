@@ -93,12 +93,15 @@ impl Made {
         let blocks = stock.blocks()?;
         let left = blocks.drop_page_cache()?;
         let (count, things) = stock.count();
+        let length = match stock.ratio() {
+            ratio if ratio > 1.0 => format!("{ratio:.2} times shorter"),
+            ratio => format!("{:.2} times longer", 1.0 / ratio),
+        };
         Ok(format!(
-            "{}: {} {things}, {} on disk, {:.2} times shorter, made in {:.1} s; dropped from the page cache but {}",
+            "{}: {} {things}, {} on disk, {length}, made in {:.1} s; dropped from the page cache but {}",
             codec.name(),
             grouped(count),
             size::show(blocks.manifest().counts.stored_bytes),
-            stock.ratio(),
             self.seconds,
             size::show(left)
         ))
