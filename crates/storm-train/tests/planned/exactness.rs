@@ -18,7 +18,7 @@ pub(crate) fn reference() -> HardwareProfile {
 
 /// Plans per family. More with `STORM_LONG_TESTS=1`.
 fn plan_count() -> u64 {
-    if std::env::var_os("STORM_LONG_TESTS").is_some() { 2000 } else { 200 }
+    if std::env::var_os("STORM_LONG_TESTS").is_some() { 2000 } else { 120 }
 }
 
 fn random_plans_are_exact(name: &str) {

@@ -22,7 +22,7 @@ fn lanes(text: &str) -> Lanes {
 
 /// Plans per case. More with `STORM_LONG_TESTS=1`.
 fn plan_count() -> u64 {
-    if std::env::var_os("STORM_LONG_TESTS").is_some() { 500 } else { 16 }
+    if std::env::var_os("STORM_LONG_TESTS").is_some() { 500 } else { 10 }
 }
 
 /// Tied and untied heads, lanes of one micro-batch and of several, more than one lane in the
