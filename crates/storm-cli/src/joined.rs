@@ -128,7 +128,8 @@ pub(crate) enum Devices {
     Any,
 }
 
-/// Joins the other ranks; `None` if there are none. If that fails, it fails on all ranks, and only rank 0 reports why.
+/// Joins the other ranks; `None` if there are none. Every rank that fails says why: ranks that are not connected cannot
+/// leave that to one of them.
 pub(crate) fn join(devices: Devices) -> Result<Option<Joined>> {
     let launch = Launch::of_this_process().map_err(|error| UsageError(error.to_string()))?;
     if launch.ranks == 1 {
@@ -143,11 +144,11 @@ pub(crate) fn join(devices: Devices) -> Result<Option<Joined>> {
     };
     match connected {
         Ok(connection) => Ok(Some(connect(connection, launch)?)),
-        Err(_) if launch.rank != 0 => std::process::exit(2),
-        Err(error) => {
-            Err(UsageError(format!("{} started {} ranks: {error}", launch.launcher, launch.ranks))
-                .into())
-        }
+        Err(error) => Err(UsageError(format!(
+            "{} started {} ranks, and rank {} cannot join the others: {error}",
+            launch.launcher, launch.ranks, launch.rank
+        ))
+        .into()),
     }
 }
 

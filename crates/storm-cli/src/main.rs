@@ -131,11 +131,14 @@ fn main() -> ExitCode {
     let result = start_threads().and_then(|()| run(cli.command));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", message(&error));
-            exit_code(&error)
-        }
+        Err(error) => ExitCode::from(print_error(&error)),
     }
+}
+
+/// Prints what went wrong and returns the exit code.
+fn print_error(error: &anyhow::Error) -> u8 {
+    eprintln!("error: {}", message(error));
+    code_of(error)
 }
 
 /// Starts the threads that everything shares. Left to its first use, a system without threads to give would end
@@ -233,10 +236,6 @@ impl std::error::Error for OverBudget {}
 
 /// 2 if the call makes no sense, 3 if the budget is too small, 4 if the user's files or names are at
 /// fault, 1 otherwise.
-fn exit_code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(code_of(error))
-}
-
 fn code_of(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of_cause).unwrap_or(1)
 }

@@ -17,19 +17,18 @@ use storm_ranks::nccl::Id;
 use storm_ranks::{Carrier, Collective, Engine, LinkMeasurement, measure_cards, measure_link};
 use storm_train::Ranks;
 
-/// Measures on all ranks. Rank 0 writes the profile and reports the errors of all ranks. Returns on
-/// rank 0 only.
+/// Measures on all ranks. Rank 0 writes the profile and reports the errors of all ranks.
 pub(super) fn run(args: &ProbeArgs, mut joined: Joined) -> Result<()> {
-    let rank = joined.engine.place().rank;
-    let measured = on_rank(args, &mut joined);
-    let code = i64::from(measured.as_ref().map_or_else(crate::code_of, |()| 0));
-    let mut agreed = [code];
+    let code = match (on_rank(args, &mut joined), joined.engine.place().rank) {
+        (Ok(()), _) => 0,
+        // Printed before any other rank ends: launchers kill this one when another fails.
+        (Err(error), 0) => crate::print_error(&error),
+        (Err(error), _) => crate::code_of(&error),
+    };
+    let mut agreed = [i64::from(code)];
     joined.engine.agree(&mut agreed)?;
     joined.leave()?;
-    match rank {
-        0 => measured,
-        _ => std::process::exit(agreed[0] as i32),
-    }
+    std::process::exit(agreed[0] as i32)
 }
 
 /// The work of one rank. If one fails, all fail, so that none waits for another.

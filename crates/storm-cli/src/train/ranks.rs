@@ -172,11 +172,17 @@ pub(super) fn run(
     let compared = joined.compare(&own);
     if place.rank == 0 {
         let compared = prepared.and_then(|prepared| Ok(compared.map(|()| prepared)?));
-        let result = compared.and_then(|prepared| start(prepared, &crew));
-        let code = result.as_ref().map_or_else(crate::code_of, |_| 0);
-        crew.ranks.end(code)?;
-        joined.leave()?;
-        return result;
+        let Err(error) = compared.and_then(|prepared| start(prepared, &crew)) else {
+            crew.ranks.end(0)?;
+            return joined.leave();
+        };
+        // Printed before any other rank ends: launchers kill this one when another fails.
+        let code = crate::print_error(&error);
+        // A second error would only hide the first.
+        if crew.ranks.end(code).is_ok() {
+            let _ = joined.leave();
+        }
+        std::process::exit(i32::from(code))
     }
     // The first rank says what is wrong with this one.
     let code = match follow(&crew) {
