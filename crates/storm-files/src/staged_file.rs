@@ -27,6 +27,8 @@ pub struct StagedFile {
     target: PathBuf,
     /// Whether there was a plain file that may be replaced.
     replaces: bool,
+    /// Whether the hidden name now has something of another process, which must not be removed.
+    holds_foreign: bool,
     /// Kept locked. A hidden file whose lock is free was left by a killed process.
     file: BufWriter<File>,
 }
@@ -56,7 +58,7 @@ impl StagedFile {
             let (file, hidden) = hidden.map_err(StageError::io("create a file in", parent))?;
             if claim::lock(&file).map_err(StageError::io("lock", &hidden))? {
                 let file = BufWriter::new(file);
-                return Ok(StagedFile { hidden, target, replaces, file });
+                return Ok(StagedFile { hidden, target, replaces, holds_foreign: false, file });
             }
         }
         let source = io::Error::other("other processes keep removing it");
@@ -75,8 +77,8 @@ impl StagedFile {
         mut self,
         exchange: fn(&Path, &Path) -> io::Result<Exchange>,
     ) -> Result<(), StageError> {
-        let failed = StageError::io("write", &self.target);
-        self.file.flush().and_then(|()| self.file.get_ref().sync_all()).map_err(&failed)?;
+        let flushed = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        flushed.map_err(StageError::io("write", &self.target))?;
         match self.replaces {
             true => self.replace(exchange)?,
             false => self.rename_to_target()?,
@@ -94,7 +96,7 @@ impl StagedFile {
 
     /// Replaces a plain file, and nothing else.
     fn replace(
-        &self,
+        &mut self,
         exchange: fn(&Path, &Path) -> io::Result<Exchange>,
     ) -> Result<(), StageError> {
         let failed = StageError::io("replace", &self.target);
@@ -102,7 +104,14 @@ impl StagedFile {
         match exchange(&self.hidden, &self.target) {
             Ok(Exchange::Done) if is_plain(&self.hidden) => Ok(()),
             Ok(Exchange::Done) => {
-                exchange(&self.hidden, &self.target).map_err(failed)?;
+                let back = exchange(&self.hidden, &self.target);
+                self.holds_foreign = !matches!(back, Ok(Exchange::Done));
+                if self.holds_foreign {
+                    return Err(StageError::refused(format!(
+                        "changed while it was being written, and now has the new content; what was there is now {}",
+                        self.hidden.display()
+                    )));
+                }
                 Err(changed())
             }
             Ok(Exchange::Unsupported) if is_plain(&self.target) => {
@@ -127,8 +136,10 @@ impl Write for StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Already gone if it was renamed.
-        claim::delete(|| fs::remove_file(&self.hidden));
+        if !self.holds_foreign {
+            // Already gone if it was renamed.
+            claim::delete(|| fs::remove_file(&self.hidden));
+        }
     }
 }
 
@@ -274,6 +285,30 @@ mod tests {
             assert!(!path.metadata().unwrap().is_file());
             assert_eq!(names(folder.path()), ["out"]);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_swapped_back_is_kept_and_named() {
+        fn once(hidden: &Path, target: &Path) -> io::Result<Exchange> {
+            match hidden.metadata()?.is_file() {
+                true => exchange(hidden, target),
+                false => Err(io::Error::other("the disk is gone")),
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        fs::write(&path, "before").unwrap();
+        let file = staged(&path);
+        fs::remove_file(&path).unwrap();
+        fifo(&path);
+        let problem = file.finish_with(once).unwrap_err().to_string();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "after");
+        let names = names(folder.path());
+        let [hidden, _] = &names[..] else { panic!("{names:?}") };
+        assert!(problem.contains(hidden.as_str()), "{problem}");
+        // It is no leftover to the next one.
+        staged(&path).finish().unwrap();
+        assert!(!folder.path().join(hidden).metadata().unwrap().is_file());
     }
 
     #[test]

@@ -210,7 +210,8 @@ impl Sockets {
             return gone;
         }
         let mut message = vec![0; bytes as usize];
-        if self.stream(from).is_ok_and(|stream| stream.read_exact(&mut message).is_err()) {
+        let read = self.stream(from).map(|stream| stream.read_exact(&mut message));
+        if !matches!(read, Ok(Ok(()))) {
             return gone;
         }
         match message.split_first_chunk() {
