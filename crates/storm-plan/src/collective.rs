@@ -61,18 +61,17 @@ impl RankPlace {
     /// The ranks with the same local rank on their machines, in order. A piece goes between these
     /// first.
     pub fn relay_peers(self) -> impl Iterator<Item = u32> {
-        (self.rank % self.relay.max(1)..self.ranks).step_by(self.relay.max(1) as usize)
+        self.on_machines_of(self.relay).peers()
     }
 
     /// The ranks to which this one relays, itself included, in order.
     pub fn relay_group(self) -> impl Iterator<Item = u32> {
-        let first = self.rank - self.rank % self.relay.max(1);
-        first..first + self.relay
+        self.on_machines_of(self.relay).in_machine()
     }
 
     /// The rank of this machine that relays a piece with this owner.
     pub fn relay_of(self, owner: u32) -> u32 {
-        self.rank - self.rank % self.relay.max(1) + owner % self.relay.max(1)
+        self.on_machines_of(self.relay).counterpart(owner)
     }
 
     /// The number of machines that exchange sums.
@@ -87,23 +86,57 @@ impl RankPlace {
 
     /// The ranks of its machine, in order.
     pub fn in_machine(self) -> impl Iterator<Item = u32> {
-        let first = self.rank - self.number(self.rank);
-        first..first + self.machine
+        self.on_machines_of(self.machine).in_machine()
     }
 
     /// The ranks with the same local rank on their machines, in order.
     pub fn peers(self) -> impl Iterator<Item = u32> {
-        (self.number(self.rank)..self.ranks).step_by(self.machine.max(1) as usize)
+        self.on_machines_of(self.machine).peers()
     }
 
     /// The rank of its machine that adds up the machine's lanes of a piece with this owner.
     pub fn adder(self, owner: u32) -> u32 {
-        self.rank - self.number(self.rank) + self.number(owner)
+        self.on_machines_of(self.machine).counterpart(owner)
     }
 
+    /// This rank among machines of so many consecutive ranks.
+    fn on_machines_of(self, size: u32) -> OnMachines {
+        OnMachines { rank: self.rank, ranks: self.ranks, size }
+    }
+}
+
+/// A rank among machines of `size` consecutive ranks each.
+#[derive(Clone, Copy)]
+struct OnMachines {
+    rank: u32,
+    ranks: u32,
+    size: u32,
+}
+
+impl OnMachines {
     /// The local rank: the number of a rank on its machine.
-    fn number(self, rank: u32) -> u32 {
-        rank % self.machine.max(1)
+    fn local(self, rank: u32) -> u32 {
+        rank % self.size.max(1)
+    }
+
+    /// The first rank of this machine.
+    fn first(self) -> u32 {
+        self.rank - self.local(self.rank)
+    }
+
+    /// The ranks of this machine, in order.
+    fn in_machine(self) -> impl Iterator<Item = u32> {
+        self.first()..self.first() + self.size
+    }
+
+    /// The ranks with the same local rank on their machines, in order.
+    fn peers(self) -> impl Iterator<Item = u32> {
+        (self.local(self.rank)..self.ranks).step_by(self.size.max(1) as usize)
+    }
+
+    /// The rank of this machine with the same local rank as another rank.
+    fn counterpart(self, other: u32) -> u32 {
+        self.first() + self.local(other)
     }
 }
 
