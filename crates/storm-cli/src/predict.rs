@@ -4,7 +4,7 @@ use crate::UsageError;
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
-use storm_train::{Accept, Controller, Direction, PhaseLengths, PredictOptions};
+use storm_train::{Accept, Controller, Direction, PhaseLengths, PredictOptions, PredictionCost};
 
 /// The prediction options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,9 @@ pub(crate) struct PredictArg {
     accept: AcceptArg,
     #[serde(default = "defaults::tau")]
     tau: f64,
+    /// For the controller that learns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<CostArg>,
     /// For the line search.
     #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<f64>,
@@ -73,6 +76,24 @@ enum ControllerArg {
     Rssm,
 }
 
+/// What the controller takes a prediction to cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "cost is \"counted\", \"measured\" or a number of steps")]
+enum CostArg {
+    Named(NamedCost),
+    /// In steps.
+    Steps(f64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum NamedCost {
+    /// By its forward passes.
+    Counted,
+    /// Before the first step. The run then records it as a number.
+    Measured,
+}
+
 mod defaults {
     pub(super) fn tau() -> f64 {
         1.0
@@ -122,7 +143,30 @@ impl PredictArg {
         self.controller == ControllerArg::Rssm
     }
 
-    /// The options for a run of this many steps.
+    /// Whether the cost of a prediction has yet to be measured.
+    pub(crate) fn measures_cost(&self) -> bool {
+        self.cost == Some(CostArg::Named(NamedCost::Measured))
+    }
+
+    /// Sets the cost of a prediction.
+    pub(crate) fn set_cost(&mut self, steps: f64) {
+        self.cost = Some(CostArg::Steps(steps));
+    }
+
+    /// The cost of a prediction in steps, if it is set to a number.
+    pub(crate) fn cost_steps(&self) -> Option<f64> {
+        match self.cost {
+            Some(CostArg::Steps(steps)) => Some(steps),
+            _ => None,
+        }
+    }
+
+    /// The options that a run has recorded.
+    pub(crate) fn of_record(text: &str) -> Option<PredictArg> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The options for a run of this many steps. A cost that has yet to be measured is counted.
     pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
         let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));
         if self.probe_batches.is_some_and(|batches| batches.get() > PROBE_BATCHES_MAX) {
@@ -131,6 +175,9 @@ impl PredictArg {
         let is_search = self.controller == ControllerArg::LineSearch;
         if !is_search && (self.growth.is_some() || self.jumps.is_some()) {
             return refuse("growth and jumps are for controller = \"line-search\"");
+        }
+        if self.controller != ControllerArg::Rssm && self.cost.is_some() {
+            return refuse("cost is for controller = \"rssm\"");
         }
         if self.direction == DirectionArg::LastUpdate && self.window.is_some() {
             return refuse(
@@ -176,7 +223,11 @@ impl PredictArg {
             },
             controller: match self.controller {
                 ControllerArg::Constant => Controller::Constant { tau },
-                ControllerArg::Rssm => Controller::Rssm { tau },
+                ControllerArg::Rssm => {
+                    let cost = self.cost_steps();
+                    let cost = cost.map_or(PredictionCost::Counted, PredictionCost::Steps);
+                    Controller::Rssm { tau, cost }
+                }
                 ControllerArg::LineSearch => Controller::LineSearch {
                     tau,
                     growth: self.growth.unwrap_or(defaults::GROWTH) as f32,
@@ -227,6 +278,19 @@ mod tests {
         assert_eq!(outer.direction, Direction::Outer { window: 4, momentum: 0.25 });
         assert_eq!(outer.controller, Controller::Constant { tau: 0.5 });
         assert_eq!((outer.noise, outer.margin), (0.0, 1.5));
+        let learned = "direction=\"difference\", controller=\"rssm\"";
+        for (cost, expected) in [
+            ("", PredictionCost::Counted),
+            (", cost=\"counted\"", PredictionCost::Counted),
+            (", cost=2", PredictionCost::Steps(2.0)),
+        ] {
+            let rssm = options(&format!("{learned}{cost}")).expect("a table");
+            assert_eq!(rssm.controller, Controller::Rssm { tau: 1.0, cost: expected });
+        }
+        let mut arg: PredictArg = format!("{learned}, cost=\"measured\"").parse().expect("one");
+        assert!(arg.measures_cost());
+        arg.set_cost(12.3);
+        assert_eq!((arg.measures_cost(), arg.cost_steps()), (false, Some(12.3)));
         let lookahead = options(
             "direction=\"difference\", accept=\"always\", controller=\"constant\", tau=-0.5",
         );
@@ -248,6 +312,9 @@ mod tests {
             ("direction=\"last-update\", window=3", "window is for other"),
             ("direction=\"average\", momentum=0.5", "momentum is for"),
             ("direction=\"average\", controller=\"constant\", jumps=3", "growth and jumps"),
+            ("direction=\"average\", cost=1", "cost is for controller"),
+            ("direction=\"average\", controller=\"rssm\", cost=-1", "cost is -1"),
+            ("direction=\"average\", controller=\"rssm\", cost=\"paid\"", "cost is \"counted\","),
             ("direction=\"average\", full=0", "full is 0"),
             ("direction=\"average\", window=21", "window is 21"),
             ("direction=\"dmd\", window=6", "multiple of 4"),

@@ -14,6 +14,7 @@ use crate::loading::Loading;
 use crate::predict::PredictArg;
 use crate::{progress, size};
 use anyhow::{Context, Result};
+use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
     Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Pictures, Precision, Recorder,
-    Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
+    Run, Sink, Stop, StopReason, TensorBoardFile, Trainer, prediction_seconds,
 };
 
 /// How often the guard checks device memory.
@@ -149,7 +150,11 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 }
 
 /// Creates the run, from its initial weights.
-fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
+fn begin<D: Trains>(
+    setup: &mut Setup,
+    mut trainer: Trainer<D>,
+    on_alarm: OnAlarm,
+) -> Result<Run<D>> {
     // Connect to the other ranks before loading weights: they load them, too.
     if let Some(crew) = &setup.crew {
         trainer.lead(crew.ranks.clone())?;
@@ -163,6 +168,7 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
         let adapter = AdapterDirectory::open(adapter)?;
         trainer.load_adapters(&adapter)?;
     }
+    measure_cost(setup, &mut trainer)?;
     let plan = setup.launch.plan();
     let (train, held_out) = setup.data.sources(&setup.settings, plan.batch)?;
     let options = setup.run_options(trainer.device().identity())?;
@@ -192,6 +198,32 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)
+}
+
+/// Measures what a prediction costs, if the options ask for it. The config of the run then has the
+/// number, so that a resumed run makes the same choices.
+fn measure_cost<D: Trains>(setup: &mut Setup, trainer: &mut Trainer<D>) -> Result<()> {
+    if !setup.settings.predict.as_ref().is_some_and(PredictArg::measures_cost) {
+        return Ok(());
+    }
+    let Some((predict, held_out)) = setup.prediction()? else { return Ok(()) };
+    let seconds = prediction_seconds(trainer, predict, setup.steps, held_out)?;
+    let step_seconds = setup.launch.plan().predicted_seconds();
+    // Three digits are more than such a measurement is worth.
+    let steps: f64 = format!("{:.2e}", seconds / step_seconds).parse()?;
+    setup.settle_cost(steps);
+    setup.style.say(&format!(
+        "predictions  one takes {seconds:.3} s, measured, as long as {steps} steps of {step_seconds:.3} s; recorded as \
+         cost = {steps}"
+    ));
+    if setup.style == Style::Json {
+        let event = "prediction_cost";
+        let line = json!({
+            "event": event, "seconds": seconds, "step_seconds": step_seconds, "steps": steps,
+        });
+        print(&line.to_string());
+    }
+    Ok(())
 }
 
 /// Saves the model of the best evaluation, unless that is the last one. Returns whether it did.

@@ -342,6 +342,13 @@ impl Setup {
         Ok(Some((options, batches)))
     }
 
+    /// Records the measured cost of a prediction. A resumed run keeps it.
+    pub(super) fn settle_cost(&mut self, steps: f64) {
+        for predict in [&mut self.given.predict, &mut self.settings.predict].into_iter().flatten() {
+            predict.set_cost(steps);
+        }
+    }
+
     /// The epoch that a number of steps comes to.
     pub(super) fn epochs_of(&self, steps: u64) -> f64 {
         steps as f64 * self.rows_per_step as f64 / self.rows_per_epoch as f64
@@ -457,6 +464,12 @@ fn take_over(given: &mut Given, before: &Progress) {
         given.lora = given.lora.take().or(Some(lora));
     }
     given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
+    if let Some(predict) = given.predict.as_mut().filter(|predict| predict.measures_cost()) {
+        let recorded = before.settings.get("predict").and_then(|text| PredictArg::of_record(text));
+        if let Some(steps) = recorded.and_then(|recorded| recorded.cost_steps()) {
+            predict.set_cost(steps);
+        }
+    }
 }
 
 /// Checks all that can be known of a run without a lock on its folder, its weights or its packed data. Says which

@@ -58,6 +58,33 @@ fn a_run_that_is_killed_in_a_prediction_goes_on_bit_by_bit() {
     place.run("whole", &changed).failed(2, &["predict was", "when the run began"]);
 }
 
+/// The cost is measured once. The config of the run has it as a number, and a resumed run keeps it,
+/// whether it is given that config or the flags that the run began with.
+#[test]
+fn a_measured_cost_is_recorded() {
+    let place = Place::new();
+    let predict = "direction=\"difference\", controller=\"rssm\", cost=\"measured\", warm-up=3, full=2, \
+                   correct=1, probe-batches=2, margin=10";
+    let flags = |steps: &'static str, more: &[&'static str]| {
+        let all = ["--steps", steps, "--held-out", "0.4", "--schedule", "constant"];
+        [&all[..], &["--predict", predict], more].concat()
+    };
+    let events = place.run("a", &flags("12", &[])).succeeded();
+    let cost = events.iter().find(|event| is(event, "prediction_cost")).expect("an event");
+    let number = |key: &str| cost[key].as_f64().expect("a number");
+    let ratio = number("seconds") / number("step_seconds");
+    assert!((number("steps") / ratio - 1.0).abs() < 0.01, "{cost}");
+    let config = || fs::read_to_string(place.run_folder("a").join("config.toml")).expect("one");
+    let recorded = config();
+    assert!(recorded.contains(&format!("cost = {}", number("steps"))), "{recorded}");
+    let events = place.run("a", &flags("18", &["--resume"])).succeeded();
+    assert!(!events.iter().any(|event| is(event, "prediction_cost")));
+    assert!(config().contains(&format!("cost = {}", number("steps"))), "{}", config());
+    let other = predict.replace("\"measured\"", "123.0");
+    let changed = ["--steps", "18", "--held-out", "0.4", "--predict", &other, "--resume"];
+    place.run("a", &changed).failed(2, &["predict was", "when the run began"]);
+}
+
 #[test]
 fn what_cannot_predict_is_refused_before_the_first_step() {
     let place = Place::new();

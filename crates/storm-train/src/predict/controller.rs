@@ -21,7 +21,21 @@ pub enum Controller {
     Rssm {
         /// The middle of the lengths to choose from.
         tau: f32,
+        /// What a prediction costs.
+        cost: PredictionCost,
     },
+}
+
+/// What the learned controller takes a prediction to cost. It is a setting and never read from a
+/// clock during a run, so that a resumed run makes the same choices.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum PredictionCost {
+    /// As much as its forward passes, each a third of the work of training on the same micro-batch.
+    #[default]
+    Counted,
+    /// The time of this many steps, such as [`prediction_seconds`](crate::prediction_seconds)
+    /// divided by the time of a step.
+    Steps(f64),
 }
 
 impl Controller {
@@ -48,10 +62,11 @@ mod tests {
         let lengths = |controller: Controller| -> Vec<f32> {
             (0..9).map_while(|accepted| controller.next(accepted, Some(0.75))).collect()
         };
+        let rssm = Controller::Rssm { tau: 3.0, cost: PredictionCost::Counted };
         assert_eq!(lengths(Controller::Constant { tau: 3.0 }), [3.0]);
         let search = |growth| Controller::LineSearch { tau: 0.5, growth, jumps: 4 };
         assert_eq!(lengths(search(1.0)), [0.5; 4]);
         assert_eq!(lengths(search(2.0)), [0.5, 1.0, 2.0, 4.0]);
-        assert_eq!(lengths(Controller::Rssm { tau: 3.0 }), [0.75], "as it was chosen");
+        assert_eq!(lengths(rssm), [0.75], "as it was chosen");
     }
 }

@@ -22,13 +22,13 @@ mod rssm;
 mod state;
 mod updates;
 
-pub use controller::Controller;
+pub use controller::{Controller, PredictionCost};
 pub use copies::predict_bytes;
 pub use direction::Direction;
 pub use options::{Accept, PredictOptions};
 pub use phases::{Phase, PhaseLengths};
 pub(crate) use predictor::{BackTo, Made, Predictor};
-pub use predictor::{Judgement, Jump, Prediction, Verdict};
+pub use predictor::{Judgement, Jump, Prediction, Verdict, prediction_seconds};
 pub(crate) use rssm::Calibration;
 pub use rssm::Expectation;
 pub use state::PredictState;

@@ -1,7 +1,7 @@
 //! The options of predictions, and their validation.
 
 use super::modes::INTERVALS;
-use super::{Controller, Direction, PhaseLengths};
+use super::{Controller, Direction, PhaseLengths, PredictionCost};
 use crate::TrainError;
 
 /// Which jumps are kept.
@@ -79,8 +79,13 @@ impl PredictOptions {
         {
             return refuse(format!("momentum is {momentum}; it is above 0 and below 1"));
         }
+        if let Controller::Rssm { cost: PredictionCost::Steps(cost), .. } = self.controller
+            && !(cost >= 0.0 && cost.is_finite())
+        {
+            return refuse(format!("cost is {cost}; it is a number of steps that is not negative"));
+        }
         let (tau, growth, jumps) = match self.controller {
-            Controller::Constant { tau } | Controller::Rssm { tau } => (tau, 1.0, 1),
+            Controller::Constant { tau } | Controller::Rssm { tau, .. } => (tau, 1.0, 1),
             Controller::LineSearch { tau, growth, jumps } => (tau, growth, jumps),
         };
         if !tau.is_finite() || tau == 0.0 || (tau < 0.0 && is_corrected) {
@@ -129,6 +134,7 @@ mod tests {
             controller: Controller::LineSearch { tau, growth, jumps },
             ..good
         };
+        let rssm = |cost| Controller::Rssm { tau: 1.0, cost: PredictionCost::Steps(cost) };
         let outer = |window, momentum| PredictOptions {
             direction: Direction::Outer { window, momentum },
             ..good
@@ -160,7 +166,9 @@ mod tests {
             ("growth is 0.5", search(1.0, 0.5, 5)),
             ("jumps is 0", search(1.0, 1.0, 0)),
             ("noise is NaN", PredictOptions { noise: f64::NAN, ..good }),
-            ("rssm learns", PredictOptions { controller: Controller::Rssm { tau: 1.0 }, ..always }),
+            ("rssm learns", PredictOptions { controller: rssm(1.0), ..always }),
+            ("cost is -1", PredictOptions { controller: rssm(-1.0), ..good }),
+            ("cost is NaN", PredictOptions { controller: rssm(f64::NAN), ..good }),
             ("correct is 2, and", PredictOptions { accept: Accept::Always, ..good }),
             ("tau is -0.5", PredictOptions { controller, ..good }),
             (

@@ -8,7 +8,7 @@ use super::probe::{Measured, Probe};
 use super::rssm::{Chosen, Expectation, Rssm, Settings, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
 use super::updates::UpdateWatch;
-use super::{Accept, Controller, Direction, Phase, PredictOptions};
+use super::{Accept, Controller, Direction, Phase, PredictOptions, PredictionCost};
 use crate::{
     AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
 };
@@ -162,6 +162,31 @@ struct HeldOut {
     check: Probe,
 }
 
+/// Passes over held-out micro-batches that a jump needs: the loss before and after it, and the same
+/// for its correction.
+const PASSES: u32 = 4;
+
+/// Times a prediction with one jump, and the judgement of its correction. Call it before training
+/// begins; it changes no bit of the trainer. The held-out data is that of
+/// [`Run::predict`](crate::Run::predict).
+///
+/// # Errors
+/// Like [`Run::predict`](crate::Run::predict); or the device failed.
+pub fn prediction_seconds<D: PlanDevice>(
+    trainer: &mut Trainer<D>,
+    options: PredictOptions,
+    steps: u64,
+    mut held_out: Vec<AnyBatch>,
+) -> Result<f64, TrainError> {
+    let check = held_out.split_off(held_out.len() / 2);
+    let mut predictor = Predictor::new(trainer, options, steps, [held_out, check])?;
+    // The first time also faults in the pages of the copies.
+    predictor.rehearse(trainer)?;
+    let begun = Instant::now();
+    predictor.rehearse(trainer)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
 /// Buffers for a piece of a parameter and of its master.
 #[derive(Default)]
 struct Work {
@@ -207,12 +232,15 @@ impl Predictor {
     ) -> Result<Predictor, TrainError> {
         options.check(steps)?;
         let rssm = match options.controller {
-            Controller::Rssm { tau } => {
-                // Four passes over held-out micro-batches, each about a third of the work of a
-                // training one. Not measured, because times would make choices, and so the run,
-                // depend on the machine's load.
-                let passes = 4.0 / 3.0 * probe.len() as f64;
-                let cost_steps = passes / trainer.micro_batches() as f64;
+            Controller::Rssm { tau, cost } => {
+                let cost_steps = match cost {
+                    PredictionCost::Counted => {
+                        // A forward pass is about a third of the work of a training one.
+                        let passes = f64::from(PASSES) / 3.0 * probe.len() as f64;
+                        passes / trainer.micro_batches() as f64
+                    }
+                    PredictionCost::Steps(steps) => steps,
+                };
                 let settings = Settings { tau, cost_steps, correct: options.lengths.correct };
                 Some(Rssm::new(trainer.options().seed, settings)?)
             }
@@ -554,6 +582,24 @@ impl Predictor {
             device_bytes: std::mem::take(&mut self.device_bytes),
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// The work of a prediction with one jump that is refused, and of the judgement that an accepted
+    /// one would have. Changes no bit.
+    fn rehearse<D: PlanDevice>(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
+        self.copies.undo.take(trainer)?;
+        if self.held_out.is_some() {
+            trainer.release_idle()?;
+        }
+        self.measured(trainer)?;
+        self.probed(trainer)?;
+        let nowhere = vec![Course::Nowhere; self.copies.weights.len()];
+        self.write_weights(trainer, &nowhere, 1.0, 0.0)?;
+        self.probed(trainer)?;
+        self.copies.restore_weights(trainer)?;
+        trainer.reclaim_idle()?;
+        self.measured(trainer)?;
+        trainer.synchronize()
     }
 
     /// Skips the jump, because the controller expects more from full steps. Nothing is copied or

@@ -1,15 +1,15 @@
 //! Times that a run reports: they do not overlap. What the controller that learns costs beside steps of a real size is
 //! printed, with `STORM_LONG_TESTS=1`.
 
-use crate::support::{Case, CpuRun, F32, end, predict, run_options, train_options};
+use crate::support::{Case, CpuRun, F32, RSSM, end, predict, run_options, train_options};
 use serde_json::{Value, json};
 use std::time::Instant;
 use storm_device::cpu::CpuPlanOptions;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, plan};
 use storm_train::{
-    AnyBatch, Batch, BatchSource, Checkpoints, Controller, Direction, Disk, Event, Observed,
-    Observer, PhaseLengths, Precision, PredictOptions, Run, RunError, RunOptions, StepEvent, Stop,
+    AnyBatch, Batch, BatchSource, Checkpoints, Direction, Disk, Event, Observed, Observer,
+    PhaseLengths, Precision, PredictOptions, Run, RunError, RunOptions, StepEvent, Stop,
     TrainOptions, Trainer, training_task,
 };
 
@@ -145,8 +145,7 @@ impl Observer for Sum {
 /// No time is counted twice, whatever is prepared in the step of a prediction.
 #[test]
 fn times_of_a_run_do_not_overlap() {
-    let rssm = Controller::Rssm { tau: 1.0 };
-    let learned = PredictOptions { controller: rssm, ..predict(Direction::LastUpdate) };
+    let learned = PredictOptions { controller: RSSM, ..predict(Direction::LastUpdate) };
     for options in [learned, predict(Direction::Average { window: 3 })] {
         let folder = tempfile::tempdir().expect("a folder");
         let mut run = run(folder.path(), Some(options));
@@ -165,7 +164,7 @@ fn the_controller_takes_little_beside_a_step_and_changes_no_bit() {
     // Lessons follow other steps than copies and decisions do. No jump is accepted.
     let predict = PredictOptions {
         lengths: PhaseLengths { warm_up: 2, full: 4, correct: 5 },
-        controller: Controller::Rssm { tau: 1.0 },
+        controller: RSSM,
         noise: 1e9,
         ..predict(Direction::LastUpdate)
     };

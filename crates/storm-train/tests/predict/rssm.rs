@@ -1,11 +1,14 @@
 //! Runs whose jumps a recurrent model chooses.
 
 use crate::resume::killed_anywhere;
-use crate::support::{Case, F32, Heard, HeldOut, cases, end, predict, run, run_options, whole};
+use crate::support::{
+    Case, F32, Heard, HeldOut, RSSM, cases, end, predict, run, run_options, whole,
+};
 use std::path::Path;
 use storm_plan::UpdateTime;
 use storm_train::{
-    Controller, Direction, PhaseLengths, Precision, PredictOptions, Stop, Verdict, predict_bytes,
+    Controller, Direction, Jump, PhaseLengths, Precision, PredictOptions, PredictionCost, Stop,
+    Verdict, predict_bytes, prediction_seconds,
 };
 
 const STEPS: u64 = 48;
@@ -17,7 +20,7 @@ const SEEN: Case = Case { observes: true, ..F32 };
 fn learned() -> PredictOptions {
     PredictOptions {
         lengths: PhaseLengths { warm_up: 2, full: 2, correct: 1 },
-        controller: Controller::Rssm { tau: 1.0 },
+        controller: RSSM,
         ..predict(Direction::Difference { window: 2 })
     }
 }
@@ -45,6 +48,42 @@ fn it_tries_every_length_and_says_what_it_expects() {
         .filter_map(|(_, jump)| Some(jump.expected?.acceptance))
         .collect();
     assert!(of_one.windows(2).all(|pair| pair[0] != pair[1]), "{of_one:?}");
+}
+
+/// A dear prediction promises less, and nothing else of the run differs until a choice does.
+#[test]
+fn a_jump_must_gain_more_than_a_prediction_costs() {
+    let first = |cost: f64| {
+        let controller = Controller::Rssm { tau: 1.0, cost: PredictionCost::Steps(cost) };
+        let options = PredictOptions { controller, ..learned() };
+        let (_, heard) = whole(&SEEN, STEPS, Some((options, HeldOut::Alike)));
+        heard.jumps[0].1
+    };
+    let [free, cheap, dear] = [0.0, 1.0, 3.0].map(first);
+    let gain = |jump: Jump| jump.expected.expect("it learns").gain;
+    let of_one = gain(free) - gain(cheap);
+    assert!(of_one > 0.0, "{free:?} {cheap:?}");
+    let of_three = gain(free) - gain(dear);
+    assert!((of_three / of_one - 3.0).abs() < 1e-6, "{of_three} {of_one}");
+    assert_eq!((free.loss_before, free.loss), (dear.loss_before, dear.loss));
+}
+
+/// The cost is measured with the weights that training starts from, and leaves them.
+#[test]
+fn measuring_the_cost_changes_no_bit() {
+    for case in cases() {
+        let case = Case { observes: true, ..case };
+        let settings = Some((learned(), HeldOut::Alike));
+        let (expected, _) = whole(&case, 12, settings);
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut measured = run(folder.path(), &case, run_options(&case, 12), settings);
+        let seconds =
+            prediction_seconds(measured.trainer(), learned(), 12, HeldOut::Alike.batches());
+        let seconds = seconds.expect("a time");
+        assert!(seconds > 0.0 && seconds.is_finite());
+        measured.train(&Stop::new(), &mut Heard::default()).expect("a run");
+        assert!(end(&mut measured) == expected, "{case:?}");
+    }
 }
 
 #[test]
@@ -186,15 +225,10 @@ fn its_state_is_in_the_price() {
         predict_bytes(crate::support::tiny(&case), &crate::support::train_options(&case), &options)
             .expect("a model")
     };
-    let more = price(Controller::Rssm { tau: 1.0 }) - price(Controller::Constant { tau: 1.0 });
+    let more = price(RSSM) - price(Controller::Constant { tau: 1.0 });
     assert!((500_000..2_000_000).contains(&more), "{more}");
     let folder = tempfile::tempdir().expect("a folder");
     let mut run = run(folder.path(), &SEEN, run_options(&SEEN, STEPS), None);
-    let mut source = crate::support::Made { next: 0, shift: 0 };
-    let mut batches = vec![storm_train::AnyBatch::default(); 4];
-    for batch in &mut batches {
-        storm_train::BatchSource::next_batch(&mut source, batch).expect("a batch");
-    }
-    let taken = run.predict(learned(), batches).expect("memory");
-    assert_eq!(taken, price(Controller::Rssm { tau: 1.0 }));
+    let taken = run.predict(learned(), HeldOut::Alike.batches()).expect("memory");
+    assert_eq!(taken, price(RSSM));
 }

@@ -10,8 +10,9 @@ use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
     Accept, AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
     Judgement, Jump, Moments, Observed, Observer, OptimizerMethod, OptimizerOptions, PhaseLengths,
-    Precision, PredictOptions, Prediction, Progress, Retention, Run, RunError, RunOptions,
-    Schedule, StepEvent, Stop, TrainOptions, Trainer, TrainingState, UpdatesSeen, training_task,
+    Precision, PredictOptions, Prediction, PredictionCost, Progress, Retention, Run, RunError,
+    RunOptions, Schedule, StepEvent, Stop, TrainOptions, Trainer, TrainingState, UpdatesSeen,
+    training_task,
 };
 
 pub(crate) type CpuRun = Run<CpuPlanDevice>;
@@ -35,6 +36,9 @@ pub(crate) struct Case {
     pub(crate) int8_base: bool,
     pub(crate) decays: bool,
 }
+
+/// A controller that learns.
+pub(crate) const RSSM: Controller = Controller::Rssm { tau: 1.0, cost: PredictionCost::Counted };
 
 pub(crate) const F32: Case = Case {
     precision: Precision::F32,
@@ -150,7 +154,7 @@ pub(crate) enum HeldOut {
 }
 
 impl HeldOut {
-    fn batches(self) -> Vec<AnyBatch> {
+    pub(crate) fn batches(self) -> Vec<AnyBatch> {
         let shift = if self == HeldOut::Opposed { 5 } else { 0 };
         let of = |mut source: Made| {
             std::iter::repeat_with(move || {

@@ -1,11 +1,11 @@
 //! What the learned controller sees of updates: compared with f64, under any plan, without changing
 //! another bit.
 
-use crate::support::{Case, F32, HeldOut, Made, predict, trainer, whole};
+use crate::support::{Case, F32, HeldOut, Made, RSSM, predict, trainer, whole};
 use storm_plan::UpdateTime;
 use storm_train::{
-    AnyBatch, BatchSource, Controller, Direction, ParameterGroup, PhaseLengths, Precision,
-    PredictOptions, StepReport, UpdateSeen,
+    AnyBatch, BatchSource, Direction, ParameterGroup, PhaseLengths, Precision, PredictOptions,
+    StepReport, UpdateSeen,
 };
 
 const STEPS: u64 = 16;
@@ -13,7 +13,7 @@ const STEPS: u64 = 16;
 fn learned() -> PredictOptions {
     PredictOptions {
         lengths: PhaseLengths { warm_up: 2, full: 2, correct: 1 },
-        controller: Controller::Rssm { tau: 1.0 },
+        controller: RSSM,
         ..predict(Direction::Difference { window: 2 })
     }
 }
