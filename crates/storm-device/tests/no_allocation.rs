@@ -1,13 +1,17 @@
-//! After a warm-up, GEMM, attention, convolutions and pools never touch the heap. A binary of its own, because it counts
-//! the allocations of the whole process.
+//! After a warm-up, GEMM, attention, convolutions, pools and observed updates with 8-bit moments never touch the heap. A
+//! binary of its own, because it counts the allocations of the whole process.
 
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::convolution::Columns;
 use storm_device::cpu::kernels::gemm::{
     Accumulate, Bf16Products, Epilogue, Matrix, MatrixMut, gemm,
 };
+use storm_device::cpu::kernels::optimizer::{AdamWTensors, Storage, adamw_int8};
 use storm_device::cpu::kernels::{pool, warm_up};
-use storm_graph::{Mask, Planes, Shape, Window};
+use storm_graph::{
+    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, Mask, OBSERVED_BLOCK, OBSERVED_SUMS, Planes,
+    Rounding, Shape, StepScalars, Window,
+};
 use storm_host::allocation::{AllocationMeter, count_of_all_threads};
 
 #[global_allocator]
@@ -29,6 +33,17 @@ fn kernels_do_not_allocate() {
     let (images, weight) = (vec![0.1f32; 20 * 16 * 16 * 8], vec![0.1f32; 8 * 72]);
     let (mut y, mut memory) = (images.clone(), vec![0.0f32; 20 * 16 * 16 * 72]);
     let (mut sum, mut d_weight) = (weight.clone(), weight.clone());
+    let elements = 10 * OBSERVED_BLOCK;
+    let moment_bytes = elements / MOMENT_GROUP * MOMENT_GROUP_BYTES;
+    let (mut parameter, gradient) = (vec![0.1f32; elements], vec![0.1f32; elements]);
+    let (mut first_moment, mut second_moment) = (vec![0u8; moment_bytes], vec![0u8; moment_bytes]);
+    let mut sums = vec![0; 10 * OBSERVED_SUMS];
+    let hyper = AdamWParameters { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 };
+    let bound = hyper.first_moment_bound().expect("a bound");
+    let scalars =
+        StepScalars { learning_rate: 0.1, first_correction: 0.1, second_correction: 0.01 };
+    let storage =
+        Storage { parameter: Rounding::Nearest, moments: Rounding::Nearest, random: None };
     let mut step = || {
         gemm(
             Matrix::row_major(&a, m, k),
@@ -46,6 +61,15 @@ fn kernels_do_not_allocate() {
         pool::max_pool_grad(&planes, &images, &images, &mut y);
         pool::average_pool(&planes, &images, &mut y);
         pool::average_pool_grad(&planes, &images, &mut y);
+        let tensors = AdamWTensors {
+            parameter: &mut parameter,
+            master: None,
+            gradient: &gradient,
+            first_moment: &mut first_moment,
+            second_moment: &mut second_moment,
+            observed: Some(&mut sums),
+        };
+        adamw_int8((&hyper, bound), &scalars, 1.0, storage, tensors);
     };
     // From inside the pool: handing work to a pool from outside may allocate in rayon.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();

@@ -1,5 +1,6 @@
 //! The CPU devices: a block of memory with a hard cap, and kernels that run in rayon's pool.
-//! [`CpuDevice`] runs one instruction after another; [`CpuPlanDevice`] runs checked plans on queues.
+//! [`CpuDevice`] runs one instruction after another. [`CpuPlanDevice`] runs checked plans on
+//! queues.
 
 mod dispatch;
 mod instruction;
@@ -49,7 +50,7 @@ pub struct CpuDevice {
 
 impl CpuDevice {
     /// A device with this much zeroed memory, and never more. Also allocates the kernels' fixed
-    /// per-thread buffers, so no later call allocates.
+    /// per-thread buffers, so that kernel calls need not allocate them later.
     ///
     /// # Errors
     /// The memory cannot be allocated.
@@ -57,7 +58,7 @@ impl CpuDevice {
         CpuDevice::with_products(capacity_bytes, Bf16Products::Fma)
     }
 
-    /// The same with these sums of bf16 products.
+    /// [`CpuDevice::new`], with this definition of sums of bf16 products.
     ///
     /// # Errors
     /// The memory cannot be allocated.

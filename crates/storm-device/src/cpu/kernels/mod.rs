@@ -1,11 +1,11 @@
-//! CPU kernels on typed slices. They know no graph: the caller has resolved shapes, types
-//! and addresses.
+//! CPU kernels on typed slices. They are independent of graphs: the caller has resolved shapes,
+//! types and addresses.
 //!
 //! Invariants of every kernel here:
-//! - the result is a function of the inputs alone: thread count, instruction set and partition of
-//!   the work never change a bit;
-//! - nothing is allocated during a call. Packing and block buffers live in thread locals of fixed
-//!   size; [`warm_up`] creates them before the first step.
+//! - The result is a function of the inputs alone. Thread count, instruction set and partition of
+//!   the work never change a bit.
+//! - Nothing is allocated during a call. Packing and block buffers are thread locals of fixed size,
+//!   which [`warm_up`] creates before the first step.
 
 pub mod attention;
 pub mod augment;
@@ -37,8 +37,8 @@ mod shared;
 pub mod simd;
 pub mod sum;
 
-/// Creates and touches the scratch buffers of every thread of the current rayon pool, so that no
-/// later kernel call allocates or takes a page fault.
+/// Creates and touches the scratch buffers of every thread of the current rayon pool, so that later
+/// kernel calls need no allocation and no page fault for them.
 pub fn warm_up() {
     let touch = || {
         gemm::touch_scratch();

@@ -12,20 +12,20 @@ use storm_graph::{
     encode_first_moment, encode_second_moment, moment_scale,
 };
 
-/// Elements per task; even, so that a task starts on a block of random words.
+/// Elements per task. Even, so that a task starts on a block of random words.
 const CHUNK: usize = 1 << 14;
 
-/// Elements whose random bits are computed together; even.
+/// Elements whose random bits are computed together. Even.
 const TOGETHER: usize = 64;
 
-/// Where stochastic rounding takes its bits from.
+/// The source of the random bits for stochastic rounding.
 #[derive(Clone, Copy)]
 pub struct RandomBits {
-    /// Of the run and the update.
+    /// Seed of the run and the update.
     pub seed: Seed,
-    /// Of the parameter.
+    /// Stream of the parameter.
     pub stream: Stream,
-    /// Where in the parameter the updated piece begins; even.
+    /// First element of the updated piece in the parameter. Even.
     pub first_element: usize,
 }
 
@@ -38,7 +38,8 @@ struct Bits {
 }
 
 impl RandomBits {
-    /// Bits of as many elements as are updated together, from `2·pair` on: for the parameter, the first and the second moment.
+    /// Bits of the [`TOGETHER`] elements that start at `2·pair`: for the parameter, the first
+    /// moment and the second moment.
     #[inline(always)]
     fn together(&self, pair: usize) -> [[u16; TOGETHER]; 3] {
         let block = (self.first_element / 2 + pair) as u64;
@@ -56,7 +57,7 @@ impl RandomBits {
         bits
     }
 
-    /// Bits of the piece's elements `2·pair` and `2·pair + 1`: two words each.
+    /// Bits of the piece's elements `2·pair` and `2·pair + 1`, which take two words each.
     fn pair(&self, pair: usize) -> [Bits; 2] {
         let block = (self.first_element / 2 + pair) as u64;
         let words = words(self.seed, Purpose::Rounding, self.stream, block);
@@ -71,17 +72,17 @@ impl RandomBits {
 /// How updated values are stored.
 #[derive(Clone, Copy)]
 pub struct Storage {
-    /// Of the parameter.
+    /// Rounding of the parameter.
     pub parameter: Rounding,
-    /// Of both moments.
+    /// Rounding of both moments.
     pub moments: Rounding,
-    /// Needed if either is stochastic.
+    /// Required if either is stochastic.
     pub random: Option<RandomBits>,
 }
 
-/// A storage type that can round at random.
+/// A storage type that supports stochastic rounding.
 pub trait Stored: Element {
-    /// Adds `bits` below the last kept place and cuts off; exact types ignore the bits.
+    /// Adds `bits` below the last kept bit and truncates. Exact types ignore `bits`.
     fn round_stochastic(value: f32, bits: u16) -> Self;
 }
 
@@ -107,7 +108,7 @@ fn store<E: Stored>(rounding: Rounding, value: f32, bits: u16) -> E {
     }
 }
 
-/// The factors of one AdamW update, worked out once.
+/// The factors of one AdamW update, computed once.
 #[derive(Clone, Copy)]
 struct Factors {
     beta1: f32,
@@ -157,7 +158,7 @@ impl Factors {
         value * self.keep - self.change(first, root)
     }
 
-    /// What is subtracted, besides the decay.
+    /// The change that is subtracted, without weight decay.
     #[inline(always)]
     fn change(&self, first: f32, root: f32) -> f32 {
         self.step * first / (root * self.second_scale + self.epsilon)
@@ -169,7 +170,8 @@ const PACK: usize = 8;
 const WARP: usize = 32;
 const WARP_ELEMENTS: usize = PACK * WARP;
 
-/// The sum of a warp's elements, as CUDA adds them up: the elements of a thread, then the threads.
+/// The sum of a warp's elements, in the order of the CUDA kernel: the elements of a thread, then
+/// the threads.
 #[inline(always)]
 fn warp_sum(terms: &[f32; WARP_ELEMENTS]) -> f32 {
     let mut threads = [0.0; WARP];
@@ -179,7 +181,7 @@ fn warp_sum(terms: &[f32; WARP_ELEMENTS]) -> f32 {
     thread_sum(threads)
 }
 
-/// The sum of 32 numbers, in halves.
+/// The sum of 32 numbers, by halving.
 #[inline(always)]
 fn thread_sum(mut threads: [f32; WARP]) -> f32 {
     let mut half = WARP / 2;
@@ -218,8 +220,8 @@ simd_dispatch! {
         }
     }
 
-    /// The sums of a block that an update is about to change, as a CUDA block adds them up. First moments are no larger than
-    /// `bound` times the root of their second moments.
+    /// The sums of a block before it is updated, in the order of a CUDA block. First moments are
+    /// limited to `bound` times the root of their second moments.
     fn observed_sums[P: Stored, G: Element, M: Stored](
         factors: Factors, bound: f32, p: &[P], g: &[G], m: &[M], v: &[M],
     ) -> [f32; OBSERVED_SUMS] {
@@ -227,7 +229,7 @@ simd_dispatch! {
         let moments = m.chunks(WARP_ELEMENTS).zip(v.chunks(WARP_ELEMENTS));
         let all = p.chunks(WARP_ELEMENTS).zip(g.chunks(WARP_ELEMENTS)).zip(moments);
         for (warp, ((p, g), (m, v))) in all.enumerate() {
-            // What is not there is zero.
+            // Missing elements count as zeros.
             let mut terms = [[0.0; WARP_ELEMENTS]; OBSERVED_SUMS];
             let [squares, products, earlier, weights] = &mut terms;
             for i in 0..p.len() {
@@ -250,7 +252,7 @@ simd_dispatch! {
     }
 }
 
-/// Sums over the blocks of a chunk that an update is about to change, see [`OBSERVED_SUMS`].
+/// Writes the sums over the blocks of a chunk before it is updated, see [`OBSERVED_SUMS`].
 fn observe<P: Stored, G: Element, M: Stored>(
     factors: Factors,
     bound: f32,
@@ -268,7 +270,7 @@ fn observe<P: Stored, G: Element, M: Stored>(
     }
 }
 
-/// The sums of chunk number `task`, which has `elements` elements.
+/// The part of the sums for chunk number `task`, which has `elements` elements.
 #[allow(clippy::mut_from_ref)]
 fn observed_chunk<'a>(
     observed: Option<&'a SharedMut<'_, i32>>,
@@ -278,12 +280,12 @@ fn observed_chunk<'a>(
     const CHUNK_SUMS: usize = CHUNK / OBSERVED_BLOCK * OBSERVED_SUMS;
     let first = task * CHUNK_SUMS;
     let range = first..first + elements.div_ceil(OBSERVED_BLOCK) * OBSERVED_SUMS;
-    // SAFETY: a task has a chunk of its own.
+    // SAFETY: each task has a separate chunk.
     observed.map(|observed| unsafe { observed.piece(range) })
 }
 
 simd_dispatch! {
-    /// Any rounding; with or without a master copy.
+    /// Any rounding, with or without a master copy.
     fn adamw_general[P: Stored, G: Element, M: Stored](
         factors: Factors, storage: Storage, start: usize, p: &mut [P], master: Option<&mut [f32]>,
         g: &[G], moments: [&mut [M]; 2],
@@ -320,11 +322,11 @@ simd_dispatch! {
     }
 }
 
-/// What one AdamW update reads and overwrites.
+/// The tensors that one AdamW update reads and overwrites.
 pub struct AdamWTensors<'a, P, G, M> {
     /// The parameter.
     pub parameter: &'a mut [P],
-    /// Its f32 copy, where it has one.
+    /// Its f32 copy, if it has one.
     pub master: Option<&'a mut [f32]>,
     /// Its gradient.
     pub gradient: &'a [G],
@@ -332,7 +334,7 @@ pub struct AdamWTensors<'a, P, G, M> {
     pub first_moment: &'a mut [M],
     /// Second moment.
     pub second_moment: &'a mut [M],
-    /// Sums over the update, where it is observed.
+    /// Sums over the update, if it is observed.
     pub observed: Option<&'a mut [i32]>,
 }
 
@@ -381,8 +383,8 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
     }
 }
 
-/// [`adamw`] with moments in 8 bits, see [`MomentFormat::Int8`](storm_graph::MomentFormat::Int8). `bound` is that of
-/// [`AdamWParameters::first_moment_bound`].
+/// [`adamw`] with moments in 8 bits, see [`MomentFormat::Int8`](storm_graph::MomentFormat::Int8).
+/// `bound` is [`AdamWParameters::first_moment_bound`].
 pub fn adamw_int8<P: Stored, G: Element>(
     (hyper, bound): (&AdamWParameters, f32),
     scalars: &StepScalars,
@@ -404,16 +406,14 @@ pub fn adamw_int8<P: Stored, G: Element>(
     match master {
         None => chunks.for_each(|(task, (((p, g), m), v))| {
             if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
-                let (first, second) = decoded(m, v);
-                observe(factors, bound, (&*p, g, &first, &second), sums);
+                observe_int8(factors, bound, (&*p, g, &*m, &*v), sums);
             }
             int8_chunk(factors, bound, storage, task * CHUNK, chunk(p, None, g, m, v));
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
             |((task, (((p, g), m), v)), master)| {
                 if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
-                    let (first, second) = decoded(m, v);
-                    observe(factors, bound, (&*master, g, &first, &second), sums);
+                    observe_int8(factors, bound, (&*master, g, &*m, &*v), sums);
                 }
                 let tensors = chunk(p, Some(master), g, m, v);
                 int8_chunk(factors, bound, storage, task * CHUNK, tensors);
@@ -422,20 +422,35 @@ pub fn adamw_int8<P: Stored, G: Element>(
     }
 }
 
-/// Both moments of a chunk.
-fn decoded(m: &[u8], v: &[u8]) -> (Vec<f32>, Vec<f32>) {
-    let of = |moments: &[u8], decode: fn(u8, f32) -> f32| -> Vec<f32> {
-        let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
-        let values = groups.flat_map(|group| {
-            let scale = moment_scale(group);
-            group[..MOMENT_GROUP].iter().map(move |&code| decode(code, scale))
-        });
-        values.collect()
-    };
-    (of(m, decode_first_moment), of(v, decode_second_moment))
+/// [`observe`] with moments in 8 bits, which are decoded a block at a time.
+fn observe_int8<P: Stored, G: Element>(
+    factors: Factors,
+    bound: f32,
+    (p, g, m, v): (&[P], &[G], &[u8], &[u8]),
+    observed: &mut [i32],
+) {
+    const BLOCK_BYTES: usize = OBSERVED_BLOCK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
+    let (mut first, mut second) = ([0.0; OBSERVED_BLOCK], [0.0; OBSERVED_BLOCK]);
+    let moments = m.chunks(BLOCK_BYTES).zip(v.chunks(BLOCK_BYTES));
+    let tensors = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
+    for (((p, g), (m, v)), sums) in tensors.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
+        decode(m, decode_first_moment, &mut first);
+        decode(v, decode_second_moment, &mut second);
+        observe(factors, bound, (p, g, &first[..p.len()], &second[..p.len()]), sums);
+    }
 }
 
-/// The value, or the nearest that is no larger than `most`.
+fn decode(moments: &[u8], value_of: fn(u8, f32) -> f32, values: &mut [f32]) {
+    let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
+    for (group, values) in groups.zip(values.chunks_exact_mut(MOMENT_GROUP)) {
+        let scale = moment_scale(group);
+        for (value, &code) in values.iter_mut().zip(group) {
+            *value = value_of(code, scale);
+        }
+    }
+}
+
+/// The value, limited to magnitude `most`. NaN stays NaN.
 #[inline(always)]
 fn within(value: f32, most: f32) -> f32 {
     if value > most {
@@ -447,7 +462,7 @@ fn within(value: f32, most: f32) -> f32 {
     }
 }
 
-/// Group by group: what is stored of an element depends on the largest of its group.
+/// Updates group by group, because the code of an element depends on the largest of its group.
 fn int8_chunk<P: Stored, G: Element>(
     factors: Factors,
     bound: f32,
@@ -504,19 +519,19 @@ fn chunk<'a, P, G, M>(
     AdamWTensors { parameter, master, gradient, first_moment, second_moment, observed: None }
 }
 
-/// What one step of gradient descent reads and overwrites.
+/// The tensors that one step of gradient descent reads and overwrites.
 pub struct SgdTensors<'a, P, G, M> {
     /// The parameter.
     pub parameter: &'a mut [P],
-    /// Its f32 copy, where it has one.
+    /// Its f32 copy, if it has one.
     pub master: Option<&'a mut [f32]>,
     /// Its gradient.
     pub gradient: &'a [G],
-    /// Its momentum, where it has one.
+    /// Its momentum, if it has one.
     pub momentum: Option<&'a mut [M]>,
 }
 
-/// The factors of one step of gradient descent, worked out once.
+/// The factors of one step of gradient descent, computed once.
 #[derive(Clone, Copy)]
 struct Descent {
     hyper: SgdParameters,
@@ -545,7 +560,7 @@ impl Descent {
     }
 }
 
-/// One step against the gradient.
+/// One step of gradient descent.
 pub fn sgd<P: Stored, G: Element, M: Stored>(
     hyper: &SgdParameters,
     scalars: &StepScalars,
@@ -560,7 +575,7 @@ pub fn sgd<P: Stored, G: Element, M: Stored>(
     parameter.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).enumerate().for_each(
         |(task, (p, g))| {
             let range = task * CHUNK..task * CHUNK + p.len();
-            // SAFETY: a task has a chunk of its own.
+            // SAFETY: each task has a separate chunk.
             let master = master.as_ref().map(|master| unsafe { master.piece(range.clone()) });
             // SAFETY: as above.
             let momentum = momentum.as_ref().map(|momentum| unsafe { momentum.piece(range) });
