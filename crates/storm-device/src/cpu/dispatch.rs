@@ -212,7 +212,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let width = gate_up.shape.width() / 2;
             let gate_up = access.get::<E>(gate_up);
             elementwise::gated::<E>(*function, width, gate_up, access.out(&outputs[0]));
-            // A row of code is that of the gates, then that of the ups.
+            // A row of codes has the codes of the gates, then those of the ups.
             let form = QuantizedRow::new(QuantizedFormat::Int8, width);
             quantized::quantize::<E>(form, gate_up, access.out(&outputs[1]));
         }),
@@ -580,7 +580,8 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 let (width, out) = (shape.width(), access.out::<B>(&outputs[0]));
                 let mut first = 0;
                 for (index, (part, place)) in parts.iter().zip(places).enumerate() {
-                    // Elements that no part covers are zeroed with the part above them.
+                    // Elements that no part covers are zeroed with the part above them, or with
+                    // the first part.
                     let end = places.get(index + 1).map_or(shape.rows(), |next| next.row);
                     let band = &mut out[first * width..end * width];
                     let place = BlockPlace { row: place.row - first, ..*place };
@@ -722,7 +723,7 @@ fn planes(input: &Shape, window: Window) -> Planes {
 }
 
 /// Typed access to the views of the running instruction. [`execute`] requests each output once,
-/// and never an operand that an output overwrites: kernels read that through the output.
+/// and never an operand that an output overwrites: kernels read such an operand through the output.
 struct Access<'f, 'm> {
     frame: &'f Frame<'m>,
 }
@@ -748,7 +749,7 @@ impl<'m> Access<'_, 'm> {
         Matrix::row_major(self.get(view), view.shape.rows(), view.shape.width())
     }
 
-    /// Codes of 8-bit floats, and their scale.
+    /// A matrix of 8-bit float codes, and its scale.
     fn codes(&self, view: &View) -> (Matrix<'m, E4m3>, f32) {
         fp8::operand(self.get(view), view.shape.width())
     }
@@ -804,13 +805,14 @@ impl<'m> Access<'_, 'm> {
         }
     }
 
-    /// What a loss yields for each row: its loss first, whether it is right at `correct`.
+    /// The outputs of a loss for each row: the loss is the first output, and whether the prediction
+    /// is correct is output number `correct`.
     fn row_output(&self, accuracy: Accuracy, outputs: &[View], correct: usize) -> RowOutput<'m> {
         let correct = (accuracy == Accuracy::Compute).then(|| self.out(&outputs[correct]));
         RowOutput { losses: self.out(&outputs[0]), correct }
     }
 
-    /// What an AdamW update changes, and the gradient.
+    /// The tensors that an AdamW update changes, and the gradient.
     fn updated<P: Scalar, G: Scalar, M: Scalar>(
         &self,
         gradient: &View,

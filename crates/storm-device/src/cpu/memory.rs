@@ -24,7 +24,7 @@ const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    /// Allocates a block that stands for this tier.
+    /// Allocates the block that represents this tier.
     pub(super) fn new(tier: Tier, capacity_bytes: usize) -> Result<Memory, DeviceError> {
         let out_of_memory = MemoryRefused {
             tier,
@@ -69,7 +69,7 @@ impl Memory {
         elements: usize,
     ) -> Result<&[T], DeviceError> {
         self.check::<T>(offset, elements)?;
-        // SAFETY: in bounds and aligned; every bit pattern is a `Scalar`; `&self` keeps writers out.
+        // SAFETY: in bounds and aligned. Every bit pattern is a `Scalar`. `&self` excludes writers.
         Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset).cast(), elements) })
     }
 
@@ -85,20 +85,20 @@ impl Memory {
         })
     }
 
-    /// Gives the pages of some bytes back to the system.
+    /// Returns the pages of some bytes to the system.
     ///
     /// # Safety
     /// Nothing uses these bytes until they are restored, and they are in bounds.
     pub(super) unsafe fn release(&self, idle: &[Range<usize>]) -> Result<(), DeviceError> {
         for range in idle {
             let start = self.address("idle memory", range.start, range.len())?;
-            // SAFETY: a part of this block that nothing uses. If the system refuses, the pages simply stay.
+            // SAFETY: a part of this block that nothing uses. If the system refuses, pages stay.
             let _ = unsafe { release_pages(start, range.len()) };
         }
         Ok(())
     }
 
-    /// How much of some bytes the system does not have in memory now.
+    /// The number of these bytes that are not in physical memory now.
     pub(super) fn absent(&self, idle: &[Range<usize>]) -> usize {
         let absent = |range: &Range<usize>| {
             let start = self.address("idle memory", range.start, range.len()).ok()?;
@@ -185,8 +185,8 @@ impl<'a> Frame<'a> {
     /// `view` is an operand of the running instruction that no output overwrites.
     pub(super) unsafe fn operand<T: Scalar>(&self, view: &View) -> &'a [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `PlacedNode::new`; no output overlaps it, so no `&mut` to
-        // these bytes exists.
+        // SAFETY: `PlacedNode::new` checked bounds and alignment. No output overlaps it, so no
+        // `&mut` to these bytes exists.
         unsafe {
             std::slice::from_raw_parts(
                 self.start.as_ptr().add(view.offset).cast(),
@@ -201,9 +201,9 @@ impl<'a> Frame<'a> {
     /// `view` is an output of the running instruction and is requested only once.
     pub(super) unsafe fn output<T: Scalar>(&self, view: &View) -> &'a mut [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `PlacedNode::new`. It overlaps no other requested view,
-        // and nothing else uses its bytes while the frame exists: `frame` borrows the memory
-        // exclusively, and the caller of `shared_frame` promises it.
+        // SAFETY: `PlacedNode::new` checked bounds and alignment. It overlaps no other requested
+        // view, and nothing else uses its bytes while the frame exists: `frame` borrows the memory
+        // exclusively, and the caller of `shared_frame` guarantees it.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.start.as_ptr().add(view.offset).cast(),

@@ -1,5 +1,5 @@
-//! Measures what this machine's cores can do, in about 0.2 seconds, since every run on the CPU starts with it: enough
-//! for a planner to weigh computing against copying.
+//! Measures the speed of this machine's cores, well enough for a planner to weigh computing against
+//! copying. It takes only about 0.2 seconds, because every run on the CPU starts with it.
 
 use super::CpuDevice;
 use super::kernels::gemm::Bf16Products;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use storm_graph::{DType, Graph, HeadLayout, Mask, Op, Tensor, TensorId};
 use storm_plan::{HardwareProfile, LinkProfile, Tier};
 
-/// How long each figure is measured.
+/// Duration of each measurement.
 const FIGURE: Duration = Duration::from_millis(20);
 
 /// Rows of the measured ops: a small micro-batch.
 const ROWS: usize = 512;
 
-/// A profile of the CPU device as it is now, with this many threads; by default as many as the caller's rayon
-/// pool.
+/// A profile of the CPU device as it is now, with this many threads. The default is the size of the
+/// caller's rayon pool.
 ///
 /// # Errors
 /// A few megabytes, or the threads, are not available.
@@ -41,7 +41,7 @@ fn measured(memory_bytes: u64, products: Bf16Products) -> Result<HardwareProfile
         source: format!("measured on {} threads", rayon::current_num_threads()),
         uncertainty: None,
         memory_bytes,
-        // Everything the CPU device holds is in its block; its threads use host memory.
+        // Everything on the CPU device is in its block. Its threads use host memory.
         overhead_bytes: 0,
         multiprocessors: None,
         gemm_flops,
@@ -110,7 +110,7 @@ fn moved_per_second() -> Result<f64, DeviceError> {
     Ok((3 * elements * size_of::<f32>()) as f64 / seconds)
 }
 
-/// With one thread, as in a copy queue.
+/// Bytes per second of copies on one thread, as in a copy queue.
 fn copied_per_second() -> f64 {
     const BYTES: usize = 8 << 20;
     let from = vec![1u8; BYTES];

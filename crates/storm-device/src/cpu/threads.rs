@@ -1,21 +1,21 @@
-//! The threads that kernels run on: how many there may be, and what memory each takes.
+//! The threads that kernels run on: their maximum number, and the memory that each takes.
 
 use super::kernels::{attention, gemm};
 use crate::DeviceError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// More threads than this are refused: no machine has the cores for them, and each takes memory.
+/// Maximum number of threads. No machine has the cores for more, and each takes memory.
 pub const THREADS_MAX: usize = 1024;
 
-/// Kernels need little stack; this is the usual default.
+/// Kernels need little stack. This is the usual default.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Host memory of one kernel thread besides the plan's blocks: its stack, and its buffers for packing and for
-/// blocks of attention.
+/// Host memory of one kernel thread, not counting the plan's blocks: its stack, and its buffers for
+/// packing and for blocks of attention.
 pub const THREAD_BYTES: u64 =
     (STACK_BYTES + size_of::<f32>() * (gemm::SCRATCH_LEN + attention::SCRATCH_LEN)) as u64;
 
-/// A thread pool for kernels; by default with as many threads as the caller's rayon pool.
+/// A thread pool for kernels. The default size is that of the caller's rayon pool.
 pub(super) fn pool(threads: Option<usize>) -> Result<ThreadPool, DeviceError> {
     start(threads.unwrap_or_else(|| rayon::current_num_threads().min(THREADS_MAX)))
 }

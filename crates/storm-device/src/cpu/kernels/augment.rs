@@ -1,11 +1,11 @@
-//! Random changes of pictures, and their normalization.
+//! Random changes of images, and their normalization.
 
 use super::element::Element;
 use rayon::prelude::*;
 use storm_graph::random::PhaseWords;
 use storm_graph::{AugmentSettings, ImageChange, SAMPLE_WORDS};
 
-/// `images` are of `axes` (height, width, channels).
+/// Changes and normalizes `images`, each of `axes` (height, width, channels).
 pub fn augment<E: Element>(
     settings: &AugmentSettings,
     phase: PhaseWords,
@@ -50,7 +50,7 @@ pub fn augment<E: Element>(
     );
 }
 
-/// The pixel that is shown at a place of the result; none for a black border.
+/// The source pixel for a place in the result. None in a black border.
 fn source(
     settings: &AugmentSettings,
     change: ImageChange,

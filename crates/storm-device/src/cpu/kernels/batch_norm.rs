@@ -1,7 +1,7 @@
 //! Norms of channels over a batch: statistics, one pass forward, two passes backward.
 //!
-//! Sums over rows have the shape that `storm_graph`'s `ops/batch_norm.rs` describes: groups of rows, a tree over the groups of a
-//! block, lanes over the blocks, a tree over the lanes.
+//! Sums over rows have the shape that `storm_graph`'s `ops/batch_norm.rs` describes: groups of
+//! rows, a tree over the groups of a block, lanes over the blocks, a tree over the lanes.
 
 use super::element::Element;
 use super::gemm::Accumulate;
@@ -13,12 +13,12 @@ use storm_graph::{
     NormActivation, STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES, STATISTICS_ROWS,
 };
 
-/// Channels that a task handles at a time.
+/// Channels that are processed together.
 pub(super) const TILE: usize = 64;
 /// Channels that are finished per task.
 const FINISH_TILE: usize = 16;
 
-/// Two numbers for each channel of a tile: mean and squared distances, or two sums.
+/// Two numbers for each channel of a tile: mean and sum of squared distances, or two sums.
 pub(super) type Pair<const N: usize> = [[f32; N]; 2];
 
 /// How partial results are combined.
@@ -64,8 +64,8 @@ pub(super) fn combine<const N: usize>(
     }
 }
 
-/// Combines neighbours, then neighbouring pairs, and so on, into the first. `rows` says how many rows each covers, counted
-/// in units of the first level.
+/// Combines neighbors, then neighboring pairs, and so on, into the first. `rows` returns the number
+/// of rows that a range of parts covers.
 #[inline(always)]
 fn tree<const N: usize, const COUNT: usize>(
     how: Combine,
@@ -83,7 +83,7 @@ fn tree<const N: usize, const COUNT: usize>(
     }
 }
 
-/// Rows of the blocks that a lane has.
+/// Total rows of the blocks of a lane.
 fn rows_of_lane(rows: usize, lane: usize) -> usize {
     let blocks = rows.div_ceil(STATISTICS_ROWS);
     let mut count = blocks.saturating_sub(lane).div_ceil(STATISTICS_LANES) * STATISTICS_ROWS;
@@ -94,12 +94,12 @@ fn rows_of_lane(rows: usize, lane: usize) -> usize {
     count
 }
 
-/// Rows of the groups of a block that has `own` of them.
+/// Rows of some groups of a block that has `own` rows.
 fn rows_of_groups(own: usize, groups: Range<usize>) -> usize {
     own.min(groups.end * STATISTICS_GROUP) - own.min(groups.start * STATISTICS_GROUP)
 }
 
-/// What normalizes the channels of a tile.
+/// The values that normalize the channels of a tile.
 pub(super) struct Affine {
     pub(super) mean: [f32; TILE],
     pub(super) rstd: [f32; TILE],
@@ -108,12 +108,12 @@ pub(super) struct Affine {
     pub(super) bias: [f32; TILE],
 }
 
-/// What normalizes: one of each per channel.
+/// Parameters of the normalization. Slices have one value per channel.
 #[derive(Clone, Copy)]
 pub struct Channels<'a, W> {
-    /// Of the batch or running.
+    /// Mean of the batch, or running mean.
     pub mean: &'a [f32],
-    /// Likewise.
+    /// Variance of the batch, or running variance.
     pub variance: &'a [f32],
     /// Scale.
     pub weight: &'a [W],
@@ -121,7 +121,7 @@ pub struct Channels<'a, W> {
     pub bias: &'a [W],
     /// Added to the variance.
     pub epsilon: f32,
-    /// What follows.
+    /// The activation after the norm.
     pub activation: NormActivation,
 }
 
@@ -139,7 +139,7 @@ impl<W: Element> Channels<'_, W> {
     }
 }
 
-/// A matrix of rows × width, of which a task has some rows and a tile of channels.
+/// A matrix of rows × width. A task reads some rows and a tile of channels of it.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, E> {
     pub(super) data: &'a [E],
@@ -154,7 +154,7 @@ impl<'a, E> Rows<'a, E> {
 }
 
 simd_dispatch! {
-    /// Mean and squared distances of a block of rows.
+    /// Mean and sum of squared distances of a block of rows.
     pub(super) fn block_statistics[E: Element](
         x: Rows<'_, E>, rows: Range<usize>, channels: Range<usize>, out: &mut Pair<TILE>,
     ) {
@@ -179,7 +179,7 @@ simd_dispatch! {
             let count = (end - first) as f32;
             for (i, start) in start.iter().enumerate() {
                 let shift = sums[i] / count;
-                // Rounding may leave less than nothing.
+                // Rounding may make this negative.
                 let left = squares[i] - sums[i] * shift;
                 squares[i] = if left < 0.0 { 0.0 } else { left };
                 sums[i] = start.to_f32() + shift;
@@ -235,7 +235,7 @@ simd_dispatch! {
         }
     }
 
-    /// In place of `x`.
+    /// Writes the gradient in place of `x`.
     fn gradient_row[E: Element](dy: &[E], tile: &Affine, means: &Pair<TILE>, relu: bool, x: &mut [E]) {
         for (i, (x, dy)) in x.iter_mut().zip(dy).enumerate() {
             let centered = x.to_f32() - tile.mean[i];
@@ -260,7 +260,7 @@ pub(super) fn tiles(width: usize, size: usize) -> impl Iterator<Item = Range<usi
     (0..width).step_by(size).map(move |start| start..width.min(start + size))
 }
 
-/// Fills `partials` (blocks × 2 · width): a row per block of rows.
+/// Fills `partials` (blocks × 2 · width) with one row per block of rows.
 fn block_partials(
     rows: usize,
     width: usize,
@@ -280,7 +280,7 @@ fn block_partials(
     });
 }
 
-/// Combines the blocks of each channel.
+/// Combines the blocks of each channel, and passes the result to `finish(channel, pair)`.
 fn combine_blocks(
     how: Combine,
     rows: usize,
@@ -311,17 +311,18 @@ fn combine_blocks(
     });
 }
 
-/// Where statistics go, one of each per channel.
+/// Outputs of [`batch_statistics`], one value per channel.
 pub struct StatisticsOutput<'a> {
     /// Mean.
     pub mean: &'a mut [f32],
-    /// What normalizes: divided by the number of rows.
+    /// Variance for the normalization: divided by the number of rows.
     pub variance: &'a mut [f32],
-    /// What a running variance follows: divided by one less.
+    /// Variance for the running average: divided by the number of rows minus 1.
     pub unbiased: &'a mut [f32],
 }
 
-/// Mean and variance of each channel of `x` (rows × width), through `partials` (blocks × 2 · width).
+/// Mean and variance of each channel of `x` (rows × width). `partials` (blocks × 2 · width) is
+/// scratch.
 pub fn batch_statistics<E: Element>(x: &[E], partials: &mut [f32], out: StatisticsOutput<'_>) {
     let width = out.mean.len();
     let rows = x.len() / width;
@@ -334,7 +335,7 @@ pub fn batch_statistics<E: Element>(x: &[E], partials: &mut [f32], out: Statisti
     combine_blocks(Combine::Statistics, rows, width, partials, |channel, [mean, squares]| {
         let values = [mean, squares / rows as f32, squares / rows.saturating_sub(1).max(1) as f32];
         for (output, value) in outputs.iter().zip(values) {
-            // SAFETY: a channel belongs to one task.
+            // SAFETY: each channel belongs to one task.
             unsafe { output.piece(channel..channel + 1) }.fill(value);
         }
     });
@@ -364,19 +365,20 @@ pub fn batch_norm<E: Element, W: Element>(
     });
 }
 
-/// What the backward pass writes.
+/// Outputs and scratch of [`batch_norm_grad`].
 pub struct BatchNormGradOutput<'a, E, G> {
     /// The operand of the norm, which its gradient overwrites.
     pub x: &'a mut [E],
-    /// Gradients of weight and bias, if they learn.
+    /// Gradients of weight and bias, if they are trained.
     pub parameters: Option<[(&'a mut [G], Accumulate); 2]>,
-    /// (blocks + 1) × 2 · width: the last row has the sums.
+    /// Scratch, (blocks + 1) × 2 · width. The last row has the sums.
     pub partials: &'a mut [f32],
     /// Gradient of the addend.
     pub d_addend: Option<&'a mut [E]>,
 }
 
-/// Gradients of a norm by the statistics of its own operand. `addend` is given if there are an addend and a ReLU.
+/// Gradients of a norm that uses the statistics of its own operand. `addend` is given if there are
+/// an addend and a ReLU.
 pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
     channels: Channels<'_, W>,
     dy: &[E],
@@ -414,7 +416,7 @@ pub fn batch_norm_grad<E: Element, W: Element, G: Element>(
     combine_blocks(Combine::Sums, rows, width, partials, |channel, totals| {
         for (part, total) in totals.into_iter().enumerate() {
             let place = part * width + channel;
-            // SAFETY: a channel belongs to one task.
+            // SAFETY: each channel belongs to one task.
             unsafe { shared.piece(place..place + 1) }.fill(total);
         }
     });

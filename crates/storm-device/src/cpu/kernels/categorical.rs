@@ -1,4 +1,5 @@
-//! Categorical distributions in groups of neighbors: their probabilities, samples, and divergence.
+//! Categorical distributions, one for each group of neighbors: probabilities, samples, and
+//! divergence.
 
 use super::element::Element;
 use super::math::exp;
@@ -11,7 +12,7 @@ use storm_graph::random::{Purpose, Seed, Stream, unit_interval, words};
 /// Elements per task.
 const CHUNK: usize = 1 << 12;
 
-/// How probabilities are made of logits.
+/// How probabilities are computed from logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixture {
     /// Classes of a group.
@@ -27,8 +28,8 @@ impl Mixture {
     }
 }
 
-/// Up to [`LANES`] values, and `fill` beyond the last. A whole block is known to the compiler as
-/// such, so that loops over it vectorize.
+/// Up to [`LANES`] values, then `fill`. A whole block has a separate path, whose length the
+/// compiler knows, so that its loop vectorizes.
 #[inline(always)]
 fn block_of<E: Element>(values: &[E], fill: f32) -> [f32; LANES] {
     let mut block = [fill; LANES];
@@ -47,7 +48,7 @@ fn block_of<E: Element>(values: &[E], fill: f32) -> [f32; LANES] {
     block
 }
 
-/// e to each of up to [`LANES`] logits less the largest of their group; 0 beyond the last.
+/// The exponentials of up to [`LANES`] logits minus the largest of their group, then zeros.
 #[inline(always)]
 fn exponentials<E: Element>(logits: &[E], most: f32) -> [f32; LANES] {
     let mut block = block_of(logits, f32::NEG_INFINITY);
@@ -57,7 +58,7 @@ fn exponentials<E: Element>(logits: &[E], most: f32) -> [f32; LANES] {
     block
 }
 
-/// The larger one; a NaN only if it is the second.
+/// The larger of two values. If either is NaN, the second.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -87,7 +88,7 @@ fn scale_of<E: Element>(logits: &[E]) -> (f32, f32) {
     (most, total(&sums))
 }
 
-/// The sum of lanes, in the order of [`lane_sum`].
+/// The sum of the lanes, in the order of [`lane_sum`].
 #[inline(always)]
 fn total(lanes: &[f32; LANES]) -> f32 {
     lane_sum(LANES, |lane| lanes[lane])
@@ -191,7 +192,7 @@ pub fn sample<E: Element>(
     }
 }
 
-/// [`categorical`] and the class that [`sample`] takes of each group, for kernels that need no
+/// [`categorical`], and the class that [`sample`] selects in each group, for kernels that need no
 /// gradient.
 pub fn sample_logits(
     mixture: Mixture,
@@ -205,7 +206,7 @@ pub fn sample_logits(
     classes.iter_mut().zip(found).for_each(|(to, class)| *to = class as u8);
 }
 
-/// The larger of the KL divergence of each row and the amount that is free.
+/// The KL divergence of each row, or `free` if that is larger.
 pub fn divergence<E: Element>(
     width: usize,
     free: f32,
@@ -235,7 +236,7 @@ pub struct DivergenceGradInput<'a, E> {
     pub posterior: &'a [E],
     /// The prior.
     pub prior: &'a [E],
-    /// Divergence without a gradient.
+    /// Amount of divergence that has no gradient.
     pub free: f32,
     /// Weights of the two gradients.
     pub balance: KlBalance,

@@ -38,7 +38,7 @@ simd_dispatch! {
     }
 }
 
-/// Sums the columns of `x` (rows × width) into `out`, through `partials` (blocks × width).
+/// Sums the columns of `x` (rows × width) into `out`. `partials` (blocks × width) is scratch.
 pub fn column_sum<E: Element, G: Element>(
     x: &[E],
     width: usize,
@@ -55,7 +55,7 @@ pub fn column_sum<E: Element, G: Element>(
     finish(partials, width, 0, accumulate, out);
 }
 
-/// Adds up the columns `first .. first + out.len()` of `partials` (blocks × width) into `out`.
+/// Sums the columns `first .. first + out.len()` of `partials` (blocks × width) into `out`.
 pub(super) fn finish<G: Element>(
     partials: &[f32],
     width: usize,

@@ -1,8 +1,10 @@
-//! Convolutions as products with columns: the rows that windows cover, side by side in memory for some images at a time.
+//! Convolutions as products with columns. A row of columns contains the elements that a window
+//! covers. Columns are in memory for some images at a time.
 //!
-//! Columns should stay in the second-level cache of the thread that reads them. So the forward pass and the gradient of
-//! the input give each thread a part of the memory, and parts of the batch to go with it. The gradient of a weight adds up
-//! pieces of the batch one after another, which all threads compute together: these pieces follow from the shape alone.
+//! Columns should stay in the second-level cache of the thread that reads them. So in the forward
+//! pass and the gradient of the input, each thread has a part of the memory and processes parts of
+//! the batch that fit there. The gradient of a weight adds pieces of the batch in order. All
+//! threads compute a piece together, and the pieces follow from the shape alone.
 
 use super::element::Element;
 use super::gemm::{Accumulate, Bf16Products, Bias, Epilogue, Matrix, MatrixMut};
@@ -12,13 +14,13 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use storm_graph::Planes;
 
-/// Most bytes of columns that all threads work on together. The sum of a weight's gradient depends on it.
+/// Maximum bytes of columns of a piece of the batch. The sums of a weight's gradient depend on it.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Bytes of columns of one thread, unless an image has more.
 const PART_BYTES: usize = 1 << 19;
 
-/// Parts of a batch for each thread: enough that all end at about the same time.
+/// Parts of a batch per thread: enough that all threads finish at about the same time.
 const PARTS_PER_THREAD: usize = 8;
 
 /// Channels summed at a time, on the stack.
@@ -28,7 +30,7 @@ const CHANNELS: usize = 64;
 pub struct Columns<'a, E> {
     /// The extents.
     pub planes: Planes,
-    /// For the columns of at least one image.
+    /// Room for the columns of at least one image.
     pub memory: &'a mut [E],
     /// How products of bf16 operands are summed.
     pub products: Bf16Products,
@@ -54,7 +56,7 @@ impl<E: Element> Columns<'_, E> {
                 let index = first + index;
                 fill_row(&planes, &x[index / high * image..][..image], index % high, columns);
             }
-            // SAFETY: every part has rows of its own.
+            // SAFETY: parts have disjoint rows.
             let y = unsafe { y.piece(first * row..(first + rows) * row) };
             let columns = Matrix::new(columns, rows * wide, covered, stride, 1);
             let y = MatrixMut::row_major(y, rows * wide, outputs);
@@ -63,8 +65,8 @@ impl<E: Element> Columns<'_, E> {
         });
     }
 
-    /// `dy · weight` as columns, which each position of the input gathers, for some images at a time. They are added to
-    /// `addend`, or to what `dx` has.
+    /// Computes `dy · weight` as columns for some images at a time. Each position of the input
+    /// gathers its sum from them, then adds `addend` and, if `accumulate` says so, the old `dx`.
     pub fn input_grad(
         &mut self,
         dy: &[E],
@@ -88,7 +90,7 @@ impl<E: Element> Columns<'_, E> {
                 MatrixMut::new(columns, rows, covered, stride),
                 Epilogue::default(),
             );
-            // SAFETY: every part has images of its own.
+            // SAFETY: parts have disjoint images.
             let dx = unsafe { dx.piece(first * image..(first + images) * image) };
             let addend = addend.map(|addend| &addend[first * image..]);
             for (index, dx) in dx.chunks_exact_mut(row).enumerate() {
@@ -99,7 +101,7 @@ impl<E: Element> Columns<'_, E> {
         });
     }
 
-    /// Writes the columns of some images, which have so many positions of the window.
+    /// Writes the columns of some images, which have `rows` window positions together.
     fn fill(&mut self, x: &[E], rows: usize) -> Matrix<'_, E> {
         let (planes, image) = (self.planes, self.image());
         let [high, wide] = planes.output;
@@ -111,7 +113,8 @@ impl<E: Element> Columns<'_, E> {
         Matrix::new(self.memory, rows, planes.covered(), stride, 1)
     }
 
-    /// `dyᵀ · columns` into `sum` (O, column stride), piece by piece, and from there into or onto `out`.
+    /// Sums `dyᵀ · columns` in `sum` (O, column stride), piece by piece, then writes it to `out` or
+    /// adds it there.
     pub fn weight_grad<G: Element>(
         &mut self,
         dy: &[E],
@@ -148,8 +151,9 @@ impl<E: Element> Columns<'_, E> {
     }
 }
 
-/// Calls `each(first, count, memory)` for parts of `units` (images, or rows of them) in parallel, each with memory for the
-/// columns of as many units: a unit has `unit` elements of columns. Which part gets which memory changes no bit.
+/// Calls `each(first, count, memory)` in parallel for parts of `units` units, which are images or
+/// output rows. A unit has `unit` elements of columns, and `memory` has room for those of `count`
+/// units. Results do not depend on which part gets which memory.
 fn in_parts<E: Element>(
     memory: &mut [E],
     units: usize,
@@ -179,7 +183,7 @@ fn in_parts<E: Element>(
     });
 }
 
-/// What the windows at the positions of an output row cover.
+/// Writes the elements that the windows at the positions of an output row cover.
 fn fill_row<E: Element>(planes: &Planes, x: &[E], high: usize, out: &mut [E]) {
     let Planes { input: [height, width], channels, window, .. } = *planes;
     let [_, kernel] = window.kernel;
@@ -206,7 +210,8 @@ fn fill_row<E: Element>(planes: &Planes, x: &[E], high: usize, out: &mut [E]) {
     }
 }
 
-/// Copies a few elements. Runs of images with few channels are so short that a call of `memcpy` takes longer than the copy.
+/// Copies a run of elements. With few channels, runs are so short that a call to `memcpy` takes
+/// longer than the copy.
 #[inline(always)]
 fn copy_run<E: Element>(from: &[E], to: &mut [E]) {
     let len = from.len();
@@ -229,7 +234,7 @@ fn copy_run<E: Element>(from: &[E], to: &mut [E]) {
 }
 
 simd_dispatch! {
-    /// Adds up, for each position of an input row, what columns hold of it.
+    /// Sums, for each position of an input row, its elements in the columns.
     fn gather_row[E: Element](
         planes: &Planes,
         columns: &[E],
@@ -245,7 +250,7 @@ simd_dispatch! {
                 let first = block * CHANNELS;
                 let mut sums = [0.0f32; CHANNELS];
                 let sums = &mut sums[..dx.len()];
-                // From the last position to the first, so that taps come in their order.
+                // From the last position to the first, so that taps are in ascending order.
                 for oh in window.covering(0, row, high).rev() {
                     let kh = row + window.padding[0] - oh * window.stride[0];
                     for ow in window.covering(1, at, wide).rev() {

@@ -1,4 +1,4 @@
-//! Dropout, and its gradient, which is the same.
+//! Dropout, and its gradient, which is the same function.
 
 use super::element::Element;
 use rayon::prelude::*;
@@ -7,14 +7,14 @@ use storm_graph::random::{DropoutWords, Purpose, Stream, drop_threshold, words};
 /// Elements per task.
 const CHUNK: usize = 1 << 14;
 
-/// What is dropped.
+/// Defines which elements are dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Mask {
-    /// Of the micro-batch.
+    /// Seed, number of the micro-batch, and whether dropout is enabled.
     pub words: DropoutWords,
-    /// Of the node and its block.
+    /// Stream of the node and its block.
     pub stream: Stream,
-    /// The share that is dropped.
+    /// The fraction of elements to drop.
     pub rate: f32,
 }
 
@@ -22,7 +22,8 @@ pub struct Mask {
 pub fn dropout<E: Element>(mask: Mask, x: &[E], addend: Option<&[E]>, out: &mut [E]) {
     let Mask { words: DropoutWords { seed, micro_batch, drops }, stream, rate } = mask;
     let (threshold, scale) = (drop_threshold(rate), 1.0 / (1.0 - rate));
-    // Counted through the step, so that its first element need not begin a block of random words.
+    // Elements are counted through the whole step, so the first one here may be inside a block of
+    // random words.
     let first = u64::from(micro_batch) * x.len() as u64;
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(task, out)| {
         let start = task * CHUNK;

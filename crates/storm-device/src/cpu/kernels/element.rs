@@ -1,4 +1,5 @@
-//! Storage types of the kernels. Arithmetic is always f32; a type only says how a value is stored.
+//! Storage types of the kernels. Arithmetic is always f32. A type only defines how a value is
+//! stored.
 
 use half::bf16;
 use storm_graph::{E4M3_VALUES, encode_e4m3};
@@ -7,7 +8,8 @@ use storm_graph::{E4M3_VALUES, encode_e4m3};
 ///
 /// The conversions are plain bit operations, so that loops over them vectorize.
 pub trait Element: Copy + Send + Sync + 'static {
-    /// Values in 32 bits: one, two halves of f32 values with the first in the low bits, or four codes.
+    /// Values per 32 bits: one f32, two bf16 (upper halves of f32 values) with the first in the low
+    /// bits, or four codes.
     const PER_WORD: usize;
 
     /// The value, exactly.
@@ -21,7 +23,7 @@ pub trait Element: Copy + Send + Sync + 'static {
         None
     }
 
-    /// A vector's worth of values, exactly.
+    /// The values of a vector, exactly.
     #[inline(always)]
     fn widen(values: [Self; 16]) -> [f32; 16] {
         let mut wide = [0.0; 16];
@@ -45,7 +47,7 @@ impl Element for f32 {
         value
     }
 
-    // Without this the compiler takes the array apart and puts it together again.
+    // Without this, the compiler splits the array into elements and assembles it again.
     #[inline(always)]
     fn widen(values: [Self; 16]) -> [f32; 16] {
         values
@@ -68,18 +70,18 @@ impl Element for bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
-        // Adding just under half of the last kept place, plus one when that place is odd, rounds to
-        // nearest even; a carry out of the mantissa reaches the exponent as it should.
+        // Adding just under half a unit of the last kept bit, plus one if that bit is set, rounds
+        // to nearest even. A carry out of the mantissa goes to the exponent, which is correct.
         let odd = (bits >> 16) & 1;
         let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
-        // The same addition could turn a NaN into an infinity: truncate it and set the quiet bit.
+        // This addition could change a NaN to an infinity: truncate NaN and set the quiet bit.
         let quiet_nan = (bits >> 16) | 0x40;
         let is_nan = (bits & 0x7fff_ffff) > 0x7f80_0000;
         bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
     }
 }
 
-/// A code of an 8-bit float, without its tensor's scale.
+/// A code of an 8-bit float, without the scale of its tensor.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);

@@ -1,4 +1,4 @@
-//! Ops on single elements, and the gated unit on pairs of halves.
+//! Ops on single elements, and gated units on the two halves of rows.
 
 use super::element::Element;
 use super::math::{
@@ -8,7 +8,8 @@ use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::ActivationFunction;
 
-/// Elements per task: large enough to hide the cost of a task, small enough for two caches.
+/// Elements per task: large enough to hide the cost of a task, small enough for the second-level
+/// cache.
 pub(super) const CHUNK: usize = 1 << 14;
 
 simd_dispatch! {
@@ -131,7 +132,7 @@ simd_dispatch! {
     }
 }
 
-/// An activation that is known when a loop is compiled, so that the loop has no branch.
+/// An activation that is known at compile time, so that loops have no branch.
 pub(super) trait Function: Copy {
     fn value(self, x: f32) -> f32;
     fn slope(self, x: f32) -> f32;
@@ -162,7 +163,7 @@ functions! {
     Relu: |x| if x < 0.0 { 0.0 } else { x }, |x| if x <= 0.0 { 0.0 } else { 1.0 };
 }
 
-/// Names the [`Function`] of an [`ActivationFunction`].
+/// Runs `$body` with `$name` as the [`Function`] of an [`ActivationFunction`].
 macro_rules! with_function {
     ($function:expr, $name:ident => $body:expr) => {
         match $function {
@@ -207,7 +208,7 @@ pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
     binary(a, b, out, add_chunk);
 }
 
-/// `sum += x`, computed in f32 and rounded to the type of `sum`.
+/// `sum += x`, computed in f32, then rounded to the type of `sum`.
 pub fn accumulate<E: Element, S: Element>(x: &[E], sum: &mut [S]) {
     let chunks = sum.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
     chunks.for_each(|(sum, x)| accumulate_chunk(x, sum));

@@ -1,4 +1,4 @@
-//! Rows of a table, and their gradient by sorted segments.
+//! Embeddings: copies rows of a table, and sums their gradients over sorted segments.
 
 use super::element::Element;
 use super::gemm::Accumulate;
@@ -7,9 +7,9 @@ use std::ops::Range;
 
 /// Rows copied per task.
 const ROWS: usize = 64;
-/// Table rows whose gradients one task makes.
+/// Table rows whose gradients one task computes.
 const TABLE_ROWS: usize = 256;
-/// Columns summed at a time, on the stack.
+/// Columns summed together, on the stack.
 const COLUMNS: usize = 64;
 
 /// Copies row `ids[i]` of `table` to row `i` of `out`.
@@ -29,8 +29,8 @@ fn row_of(id: i32) -> usize {
     usize::try_from(id).unwrap_or_else(|_| panic!("id {id} is not a row of an embedding table"))
 }
 
-/// Sums the rows of `dy` by id. `order` lists rows sorted by (id, row): a table row's gradient is
-/// one run of it, added up in that order.
+/// Sums the rows of `dy` by id. `order` lists rows sorted by (id, row). The rows of one id are a
+/// run of it, and are added in that order.
 pub fn embedding_grad<E: Element, G: Element>(
     dy: &[E],
     ids: &[i32],

@@ -1,4 +1,4 @@
-//! Operands of products in 8-bit floats.
+//! Operands of products with 8-bit floats.
 
 use super::element::{E4m3, Element};
 use super::gemm::Matrix;
@@ -6,15 +6,15 @@ use half::bf16;
 use rayon::prelude::*;
 use storm_graph::{encode_e4m3, fp8_factor, fp8_scale};
 
-/// Elements of a task that looks for the largest magnitude.
+/// Elements per task in the search for the largest magnitude.
 const PART: usize = 1 << 16;
 
-/// Columns that a task transposes together.
+/// Columns that one task transposes.
 const BAND: usize = 16;
 
-/// Writes the codes of `x`, rows of `width`, in rows and in columns, each with its scale.
+/// Writes the codes of `x` (rows of `width`) by rows and by columns, each followed by the scale.
 pub fn to_fp8(x: &[bf16], width: usize, rows: Option<&mut [u8]>, columns: Option<&mut [u8]>) {
-    // As integers, magnitudes are in order, with NaN above all numbers.
+    // Compared as integers, magnitudes keep their order, and NaN is above all numbers.
     let magnitude = |value: &bf16| value.to_bits() & 0x7fff;
     let part = |part: &[bf16]| part.iter().map(magnitude).max().unwrap_or(0);
     let largest = x.par_chunks(PART).map(part).max().unwrap_or(0);
@@ -51,7 +51,7 @@ fn write_scale(row: &mut [u8], scale: f32) {
     rest.fill(0);
 }
 
-/// Codes as a matrix, and what its elements are multiplied by.
+/// Codes as a matrix, and its scale.
 pub fn operand(codes: &[E4m3], width: usize) -> (Matrix<'_, E4m3>, f32) {
     let (codes, last) = codes.split_at(codes.len() - width);
     let scale = f32::from_le_bytes(std::array::from_fn(|i| last[i].0));

@@ -1,5 +1,5 @@
-//! Gradients of gated units that see their operand in 8 bits: from a stored code, or from the operand itself, which
-//! they round and overwrite. Both give the same bits.
+//! Gradients of gated units from an operand in 8 bits: from its stored code, or from the operand
+//! itself, which they round to 8 bits and overwrite. Both give the same bits.
 
 use super::element::Element;
 use super::elementwise::{CHUNK, Function, with_function};
@@ -7,11 +7,11 @@ use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::{ActivationFunction, QUANTIZED_GROUP, QuantizedFormat, QuantizedRow};
 
-/// Of codes.
+/// The format of codes.
 const FORMAT: QuantizedFormat = QuantizedFormat::Int8;
 
 simd_dispatch! {
-    /// Writes the gradients of a group of gates and ups; `gate` becomes what the unit makes of them.
+    /// Writes the gradients of a group of gates and ups. The unit's output overwrites `gate`.
     fn grad_group[E: Element, F: Function](
         function: F, dy: &[f32], gate: &mut [f32], up: &[f32], d_gate: &mut [E], d_up: &mut [E]
     ) {
@@ -25,22 +25,22 @@ simd_dispatch! {
     }
 }
 
-/// [`grad_group`] of an activation.
+/// [`grad_group`] for an activation.
 type Group<E> = fn(&[f32], &mut [f32], &[f32], &mut [E], &mut [E]);
 
 fn group_of<E: Element>(function: ActivationFunction) -> Group<E> {
     with_function!(function, F => |dy, gate, up, d_gate, d_up| grad_group(F, dy, gate, up, d_gate, d_up))
 }
 
-/// Where the gradient of a unit's output is.
+/// The gradient of a unit's output.
 enum Incoming<'a, E> {
-    /// It stays.
+    /// It is only read.
     Stays(&'a [E]),
-    /// What the unit makes takes its place.
+    /// The unit's output replaces it.
     Replaced(&'a mut [E]),
 }
 
-/// One row: the gradient is written over `gate_up`, whose values count unless there is a `code`.
+/// One row: the gradient overwrites `gate_up`, whose values are used only without a `code`.
 fn row<E: Element>(
     grad: Group<E>,
     mut dy: Incoming<'_, E>,
@@ -82,7 +82,7 @@ fn row<E: Element>(
     }
 }
 
-/// The values of a group as they come back from 8 bits.
+/// The values of a group, rounded to 8 bits and decoded.
 fn round<E: Element>(values: &[E], rounded: &mut [f32; QUANTIZED_GROUP]) {
     let mut codes = [0; QUANTIZED_GROUP];
     let (count, codes) = (values.len(), &mut codes[..values.len()]);
@@ -90,7 +90,7 @@ fn round<E: Element>(values: &[E], rounded: &mut [f32; QUANTIZED_GROUP]) {
     FORMAT.dequantize_group(count, codes, scale, |at, value| rounded[at] = value);
 }
 
-/// Rows of a task.
+/// Rows per task.
 fn rows_of(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1)
 }
@@ -114,7 +114,7 @@ pub fn coded_grad<E: Element>(
     });
 }
 
-/// [`coded_grad`], and what the unit makes of the values of its code in place of `dy`.
+/// [`coded_grad`], and the unit's output from the values of its code, in place of `dy`.
 pub fn coded_grad_and_output<E: Element>(
     function: ActivationFunction,
     width: usize,
@@ -134,7 +134,7 @@ pub fn coded_grad_and_output<E: Element>(
     });
 }
 
-/// The gradient that [`coded_grad`] gives with the code of `gate_up`, in place of `gate_up`.
+/// The result of [`coded_grad`] with the code of `gate_up`, in place of `gate_up`.
 pub fn rounded_grad<E: Element>(
     function: ActivationFunction,
     width: usize,
@@ -150,7 +150,8 @@ pub fn rounded_grad<E: Element>(
     });
 }
 
-/// What [`coded_grad_and_output`] gives with the code of `gate_up`, in place of `gate_up` and `dy`.
+/// The results of [`coded_grad_and_output`] with the code of `gate_up`, in place of `gate_up` and
+/// `dy`.
 pub fn rounded_grad_and_output<E: Element>(
     function: ActivationFunction,
     width: usize,

@@ -1,4 +1,4 @@
-//! Norms of groups of channels of each sample. A task has a sample.
+//! Norms of groups of channels of each sample. Each task processes one sample.
 
 use super::batch_norm::{
     Affine, Combine, Pair, Rows, TILE, block_gradient_sums, block_statistics, combine, mask_row,
@@ -12,16 +12,16 @@ use rayon::prelude::*;
 use std::ops::Range;
 use storm_graph::{NormActivation, STATISTICS_ROWS};
 
-/// What both directions read besides the samples.
+/// Operands of both directions besides the samples.
 #[derive(Clone, Copy)]
 pub struct Groups<'a, W> {
-    /// How many there are.
+    /// Number of groups.
     pub count: usize,
     /// Scale of each channel.
     pub weight: &'a [W],
     /// Offset of each channel.
     pub bias: &'a [W],
-    /// What follows.
+    /// The activation after the norm.
     pub activation: NormActivation,
 }
 
@@ -35,7 +35,7 @@ impl<W: Element> Groups<'_, W> {
         self.width() / self.count
     }
 
-    /// What normalizes channels of a sample whose groups have these statistics.
+    /// The values that normalize channels of a sample whose groups have these statistics.
     fn tile(&self, mean: &[f32], rstd: &[f32], channels: Range<usize>) -> Affine {
         let zeros = [0.0; TILE];
         let mut tile = Affine { mean: zeros, rstd: zeros, scale: zeros, bias: zeros };
@@ -51,7 +51,8 @@ impl<W: Element> Groups<'_, W> {
 }
 
 simd_dispatch! {
-    /// `means` are those of the group, for each channel; `weight · dz` is averaged, not `dz`.
+    /// `means` has the means of the group for each channel. They are means of `weight · dz`, not of
+    /// `dz`.
     fn gradient_row[E: Element](dz: &[E], x: &[E], tile: &Affine, means: &Pair<TILE>, relu: bool, dx: &mut [E]) {
         for (i, ((dx, dz), x)) in dx.iter_mut().zip(dz).zip(x).enumerate() {
             let centered = x.to_f32() - tile.mean[i];
@@ -63,7 +64,8 @@ simd_dispatch! {
     }
 }
 
-/// Two numbers for each channel of a sample of `rows` rows, blocks of rows combined in order.
+/// Computes two numbers for each channel of a sample of `rows` rows. Blocks of rows are combined in
+/// order.
 fn of_channels(
     how: Combine,
     rows: usize,
@@ -85,15 +87,15 @@ fn of_channels(
     }
 }
 
-/// Where the forward pass writes.
+/// Outputs and scratch of [`group_norm`].
 pub struct GroupNormOutput<'a, E> {
     /// The normalized samples.
     pub y: &'a mut [E],
-    /// Of each group of each sample.
+    /// Mean of each group of each sample.
     pub mean: &'a mut [f32],
-    /// Likewise, one over the deviation.
+    /// One over the standard deviation of each group of each sample.
     pub rstd: &'a mut [f32],
-    /// (B, 2 · width).
+    /// Scratch, (B, 2 · width).
     pub partials: &'a mut [f32],
 }
 
@@ -140,10 +142,10 @@ pub fn group_norm<E: Element, W: Element>(
     );
 }
 
-/// What the backward pass reads.
+/// Operands of [`group_norm_grad`].
 #[derive(Clone, Copy)]
 pub struct GroupNormGradInput<'a, E> {
-    /// Gradient of what was made.
+    /// Gradient of the output.
     pub dy: &'a [E],
     /// What was normalized.
     pub x: &'a [E],
@@ -155,13 +157,13 @@ pub struct GroupNormGradInput<'a, E> {
     pub rstd: &'a [f32],
 }
 
-/// What the backward pass writes.
+/// Outputs and scratch of [`group_norm_grad`].
 pub struct GroupNormGradOutput<'a, E, G> {
     /// Gradient of `x`.
     pub dx: &'a mut [E],
-    /// Gradients of weight and bias, if they learn.
+    /// Gradients of weight and bias, if they are trained.
     pub parameters: Option<[(&'a mut [G], Accumulate); 2]>,
-    /// (B, 2 · width + 2 · groups).
+    /// Scratch, (B, 2 · width + 2 · groups).
     pub partials: &'a mut [f32],
     /// Gradient of the addend.
     pub d_addend: Option<&'a mut [E]>,

@@ -68,7 +68,7 @@ simd_dispatch! {
     }
 }
 
-/// RMS norm of each query and key head; values are copied. `rstd` is (rows, Q+K).
+/// RMS norm of each query and key head. Value heads are copied. `rstd` is (rows, Q+K).
 pub fn qk_norm<E: Element>(
     heads: HeadLayout,
     qkv: &[E],
@@ -94,7 +94,7 @@ pub fn qk_norm<E: Element>(
         });
 }
 
-/// Gradient of [`qk_norm`] by its input.
+/// Gradient of the input of [`qk_norm`].
 pub fn qk_norm_grad<E: Element>(
     heads: HeadLayout,
     dy: &[E],
@@ -122,7 +122,8 @@ pub fn qk_norm_grad<E: Element>(
         });
 }
 
-/// Gradients of both weights, through `partials` (blocks × 2D: query part, then key part).
+/// Gradients of both weights of [`qk_norm`]. `partials` is scratch: blocks × 2D, with the query
+/// part, then the key part.
 pub fn qk_norm_weight_grads<E: Element, G: Element>(
     heads: HeadLayout,
     dy: &[E],
@@ -155,7 +156,7 @@ pub fn qk_norm_weight_grads<E: Element, G: Element>(
     finish(partials, 2 * dim, dim, d_key.1, d_key.0);
 }
 
-/// Cosine and sine of each position's angles: (rows, D/2, 2).
+/// Cosine and sine of each position's angles: (rows, frequencies, 2).
 pub fn rotary_table(frequencies: &RotaryFrequencies, positions: &[i32], table: &mut [f32]) {
     let RotaryFrequencies { inverse_wavelengths, factor } = frequencies;
     let width = 2 * inverse_wavelengths.len();
@@ -163,8 +164,8 @@ pub fn rotary_table(frequencies: &RotaryFrequencies, positions: &[i32], table: &
         |(table, positions)| {
             for (row, &position) in table.chunks_mut(width).zip(positions) {
                 for (pair, frequency) in row.chunks_exact_mut(2).zip(inverse_wavelengths.iter()) {
-                    // The product is rounded to f32, as `transformers` does; the cosine of that
-                    // angle is then exact.
+                    // The product is rounded to f32, as in `transformers`. Cosine and sine of the
+                    // angle are then computed in f64.
                     let angle = f64::from(position as f32 * frequency);
                     pair[0] = angle.cos() as f32 * factor;
                     pair[1] = angle.sin() as f32 * factor;
@@ -174,7 +175,7 @@ pub fn rotary_table(frequencies: &RotaryFrequencies, positions: &[i32], table: &
     );
 }
 
-/// Turns the query and key heads of each row; values are copied.
+/// Rotates the first `2 · pairs` elements of each query and key head. The rest is copied.
 pub fn rotary<E: Element>(
     heads: HeadLayout,
     direction: RotaryDirection,

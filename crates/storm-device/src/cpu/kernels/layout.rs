@@ -6,10 +6,10 @@ use rayon::prelude::*;
 use storm_graph::BlockPlace;
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
-/// Elements per task; a multiple of 4, so that a task starts on a block of random words.
+/// Elements per task. A multiple of 4, so that a task starts on a block of random words.
 const CHUNK: usize = 1 << 14;
 
-/// Copies as is.
+/// Copies elements unchanged.
 pub fn copy<T: Copy + Send + Sync>(x: &[T], out: &mut [T]) {
     out.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(out, x)| out.copy_from_slice(x));
 }
@@ -29,7 +29,7 @@ pub fn fill<E: Element>(value: f32, out: &mut [E]) {
     out.par_chunks_mut(CHUNK).for_each(|out| out.fill(value));
 }
 
-/// Fills the rows of `out`, `width` wide, with zeros and with `part` at its place.
+/// Fills the rows of `out`, `width` wide, with zeros, and with `part` times the factor at `place`.
 pub fn place_block<A: Element, B: Element>(
     part: &[A],
     part_width: usize,
@@ -48,7 +48,8 @@ pub fn place_block<A: Element, B: Element>(
     });
 }
 
-/// The block of `dy` (its elements and its width) at `place`, multiplied by its factor, into or onto `out`.
+/// Writes the block of `dy` (its elements and its width) at `place`, multiplied by its factor, to
+/// `out`, or adds it there.
 pub fn block_grad<A: Element, B: Element>(
     dy: (&[A], usize),
     place: BlockPlace,
@@ -69,7 +70,7 @@ pub fn block_grad<A: Element, B: Element>(
     });
 }
 
-/// Most axes a transposition can have.
+/// Maximum number of axes of a transpose.
 pub const MAX_AXES: usize = 8;
 
 /// Copies `x` with its axes reordered: axis `i` of the result is axis `axes[i]` of `x`.
@@ -103,7 +104,7 @@ pub fn transpose<T: Copy + Send + Sync>(x: &[T], extents: &[usize], axes: &[usiz
     });
 }
 
-/// Normal values of mean 0 by the Box–Muller transform: four words give four values.
+/// Normal values of mean 0 by the Box–Muller transform, which computes four values from four words.
 pub fn random_normal<E: Element>(seed: Seed, stream: Stream, deviation: f32, out: &mut [E]) {
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(task, out)| {
         for (block, out) in out.chunks_mut(4).enumerate() {

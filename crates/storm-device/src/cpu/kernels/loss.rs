@@ -8,7 +8,7 @@ use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::IGNORE_INDEX;
 
-/// What both directions read.
+/// Operands of both directions.
 #[derive(Clone, Copy)]
 pub struct HeadInput<'a, E> {
     /// Rows of width C.
@@ -17,23 +17,23 @@ pub struct HeadInput<'a, E> {
     pub weight: &'a [E],
     /// One per row.
     pub targets: &'a [i32],
-    /// What the sum of losses is divided by.
+    /// Divisor of the sum of losses.
     pub denominator: f32,
     /// C.
     pub width: usize,
-    /// Rows of logits that exist at a time.
+    /// Rows of logits that are in memory at a time.
     pub chunk_rows: usize,
-    /// The share of a target's weight that all classes have.
+    /// The share of a target's weight that is spread over all classes.
     pub label_smoothing: f32,
     /// How products of bf16 operands are summed.
     pub products: Bf16Products,
 }
 
-/// What each row yields.
+/// Outputs for each row.
 pub struct RowOutput<'a> {
-    /// Its loss.
+    /// The loss.
     pub losses: &'a mut [f32],
-    /// 1 if its largest logit is its target, else 0.
+    /// 1 if the largest logit is that of the target, else 0.
     pub correct: Option<&'a mut [f32]>,
 }
 
@@ -43,7 +43,7 @@ simd_dispatch! {
         for chunk in logits.chunks(16) {
             for (lane, x) in lanes.iter_mut().zip(chunk) {
                 let x = x.to_f32();
-                // A NaN must reach the loss: it is not to be lost in a comparison.
+                // A later value may replace a NaN here. It reaches the loss through the sum.
                 *lane = if *lane >= x { *lane } else { x };
             }
         }
@@ -65,7 +65,7 @@ simd_dispatch! {
     }
 }
 
-/// Loss of one row, and the logarithm of its normalizer.
+/// Loss of one row, and the logarithm of the sum of its exponentials.
 fn row_loss<E: Element>(
     logits: &[E],
     target: usize,
@@ -82,7 +82,7 @@ fn row_loss<E: Element>(
     ((log_sum - expected) / denominator, log_sum)
 }
 
-/// Whether the target is the first of the largest logits. A NaN is larger than anything.
+/// Whether the target is the first of the largest logits. False if any logit is NaN.
 fn is_correct<E: Element>(logits: &[E], target: usize) -> bool {
     let at_target = logits[target].to_f32();
     logits[..target].iter().all(|x| x.to_f32() < at_target)
@@ -115,7 +115,7 @@ impl<'a, E: Element> HeadInput<'a, E> {
     }
 }
 
-/// What a chunk of logits says of each row.
+/// Sets `correct` for each row of a chunk of logits.
 fn mark_correct<E: Element>(correct: &mut [f32], targets: &[i32], logits: &[E]) {
     let vocabulary = logits.len() / targets.len().max(1);
     let rows = correct.par_iter_mut().zip(targets).zip(logits.par_chunks(vocabulary));
@@ -125,7 +125,7 @@ fn mark_correct<E: Element>(correct: &mut [f32], targets: &[i32], logits: &[E]) 
     });
 }
 
-/// The loss of each row; ignored rows cost 0.
+/// The loss of each row. It is 0 for ignored rows.
 pub fn head_loss<E: Element>(input: HeadInput<'_, E>, logits: &mut [E], output: RowOutput<'_>) {
     let RowOutput { losses, mut correct } = output;
     let (vocabulary, chunk) = (input.vocabulary(), input.chunk_rows);
@@ -148,8 +148,8 @@ pub fn head_loss<E: Element>(input: HeadInput<'_, E>, logits: &mut [E], output: 
     }
 }
 
-/// The loss of each row and the gradients by `hidden` and, if asked for, by the weight. Logits turn
-/// into their gradient in place.
+/// The loss of each row, the gradient of `hidden` and, if requested, that of the weight. Logits are
+/// replaced by their gradients in place.
 pub fn head_loss_grad<E: Element, G: Element>(
     input: HeadInput<'_, E>,
     d_losses: &[f32],

@@ -8,7 +8,7 @@ use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::{NormKind, ROWS_PER_PARTIAL};
 
-/// What a norm reads.
+/// Operands of a norm.
 #[derive(Clone, Copy)]
 pub struct NormInput<'a, E> {
     /// Rows to normalize.
@@ -25,7 +25,7 @@ pub struct NormInput<'a, E> {
     pub epsilon: f32,
 }
 
-/// What a norm writes.
+/// Outputs of a norm.
 pub struct NormOutput<'a, E> {
     /// The normalized rows.
     pub y: &'a mut [E],
@@ -146,7 +146,7 @@ pub fn norm<E: Element>(input: NormInput<'_, E>, output: NormOutput<'_, E>) {
     let width = input.weight.len();
     let block = ROWS_PER_PARTIAL * width;
     let NormOutput { y, rstd, mean, sum } = output;
-    // The sums are stored first: what is normalized is what memory holds.
+    // The sums are stored first, so that the norm uses the stored, rounded sums.
     let x: &[E] = match (input.delta, sum) {
         (Some(delta), Some(sum)) => {
             sum.par_chunks_mut(block)
@@ -178,12 +178,12 @@ pub fn norm<E: Element>(input: NormInput<'_, E>, output: NormOutput<'_, E>) {
     }
 }
 
-/// What the backward pass of a norm reads.
+/// Operands of the backward pass of a norm.
 #[derive(Clone, Copy)]
 pub struct NormGradInput<'a, E> {
     /// Gradient of the normalized rows.
     pub dy: &'a [E],
-    /// What was normalized.
+    /// The rows that were normalized.
     pub x: &'a [E],
     /// Scale, one per column.
     pub weight: &'a [E],
@@ -208,7 +208,7 @@ pub fn norm_grad<E: Element>(input: NormGradInput<'_, E>, dx: &mut [E]) {
     });
 }
 
-/// Gradients of weight and bias, through `partials` (blocks × columns of both).
+/// Gradients of weight and bias. `partials` (blocks × columns of both) is scratch.
 pub fn norm_parameter_grads<E: Element, G: Element>(
     input: NormGradInput<'_, E>,
     partials: &mut [f32],

@@ -1,22 +1,22 @@
-//! The largest value or the mean of each window, and their gradients as gathers: each position of the input looks at
-//! the windows that cover it.
+//! The largest value or the mean of each window. Their gradients are gathers: each position of the
+//! input reads the windows that cover it.
 
 use super::element::Element;
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::Planes;
 
-/// Channels worked on at a time, on the stack.
+/// Channels computed together, on the stack.
 const CHANNELS: usize = 64;
 
-/// The largest of each window; NaN if there is one.
+/// The largest value of each window, or NaN if the window contains one.
 pub fn max_pool<E: Element>(planes: &Planes, x: &[E], y: &mut [E]) {
     by_row(planes, planes.output, y, |image, row, y| {
         max_row(planes, of_image(planes.input, planes, x, image), row, y);
     });
 }
 
-/// Gives the gradient of each window to its winner.
+/// Passes the gradient of each window to its largest element, or to its last NaN.
 pub fn max_pool_grad<E: Element>(planes: &Planes, dy: &[E], x: &[E], dx: &mut [E]) {
     by_row(planes, planes.input, dx, |image, row, dx| {
         let dy = of_image(planes.output, planes, dy, image);
@@ -33,14 +33,14 @@ pub fn max_pool_grad_in_place<E: Element>(planes: &Planes, dy: &[E], x: &mut [E]
     });
 }
 
-/// The sum of each window over its size.
+/// The sum of each window, divided by the window's size. Padding counts as zeros.
 pub fn average_pool<E: Element>(planes: &Planes, x: &[E], y: &mut [E]) {
     by_row(planes, planes.output, y, |image, row, y| {
         average_row(planes, of_image(planes.input, planes, x, image), row, y);
     });
 }
 
-/// The sum of the gradients of all windows that cover a position, over the size of a window.
+/// The sum of the gradients of all windows that cover a position, divided by the window's size.
 pub fn average_pool_grad<E: Element>(planes: &Planes, dy: &[E], dx: &mut [E]) {
     by_row(planes, planes.input, dx, |image, row, dx| {
         average_grad_row(planes, of_image(planes.output, planes, dy, image), row, dx);
@@ -223,7 +223,8 @@ simd_dispatch! {
     }
 }
 
-/// Whether a later element of a window replaces the largest so far: PyTorch's order, in which the last NaN wins.
+/// Whether a later element of a window replaces the largest so far. As in PyTorch, the first of
+/// equal values wins, and the last NaN wins.
 #[inline(always)]
 fn beats(x: f32, largest: f32) -> bool {
     (x > largest) | x.is_nan()

@@ -9,14 +9,14 @@ pub enum Onto<'a> {
     Zero,
     /// A bias.
     Bias(&'a [f32]),
-    /// A bias, and then what the output holds.
+    /// A bias, then the old contents of the output.
     Output {
         /// The bias.
         bias: &'a [f32],
     },
 }
 
-/// `out = x · weightᵀ` for each row of `x`, added to something. Rows of `x` and of the weight are
+/// `out = x · weightᵀ` for each row of `x`, added to `onto`. Rows of `x` and of the weight are
 /// `width` wide. Bit-identical to [`Op::Linear`](storm_graph::Op::Linear).
 pub fn project(width: usize, x: &[f32], weight: &[f32], onto: Onto<'_>, out: &mut [f32]) {
     let (rows, outputs) = (x.len() / width, weight.len() / width);

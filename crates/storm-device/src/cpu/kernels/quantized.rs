@@ -10,7 +10,7 @@ pub fn quantize<E: Element>(form: QuantizedRow, x: &[E], out: &mut [u8]) {
     rows.for_each(|(x, row)| form.quantize(|column| x[column].to_f32(), row));
 }
 
-/// The values of rows.
+/// The values of quantized rows.
 pub fn dequantize<E: Element>(form: QuantizedRow, rows: &[u8], out: &mut [E]) {
     let rows = rows.par_chunks(form.bytes()).zip(out.par_chunks_mut(form.columns));
     rows.for_each(|(row, out)| {

@@ -1,4 +1,4 @@
-//! Losses of rows whose targets are numbers.
+//! Losses of rows with numeric targets.
 
 use super::element::Element;
 use super::math::{exp, sigmoid};
@@ -38,7 +38,7 @@ pub fn squared_error_grad<E: Element>(
     });
 }
 
-/// Targets of [`outcome_loss`], one of each for a row.
+/// Targets of [`outcome_loss`], one of each per row.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcomes<'a> {
     /// The change.

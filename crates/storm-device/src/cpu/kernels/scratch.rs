@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Cache-line alignment, which is also that of the widest vector.
+/// Alignment to a cache line, which is also the size of the widest vector.
 const ALIGN_BYTES: usize = 64;
 
 /// A fixed, zero-initialized, 64-byte aligned block of f32 values.
@@ -29,17 +29,17 @@ impl Scratch {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The block as consecutive pieces of the given lengths; each is 64-byte aligned if the lengths
-    /// before it are multiples of 16.
+    /// The block as consecutive pieces of the given lengths. A piece is 64-byte aligned if all
+    /// lengths before it are multiples of 16.
     pub(crate) fn split<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
         let mut rest = self.as_mut_slice();
         lens.map(|len| rest.split_off_mut(..len).expect("scratch is large enough"))
     }
 
-    /// Writes to every page, so that the operating system hands them out now.
+    /// Writes to every page, so that the operating system allocates them now.
     pub(crate) fn touch(&mut self) {
         for value in self.as_mut_slice().iter_mut().step_by(1024) {
-            // SAFETY: a plain write through a valid reference; volatile so that it is not removed.
+            // SAFETY: a write through a valid reference. Volatile, so that it is not removed.
             unsafe { std::ptr::write_volatile(value, 0.0) };
         }
     }

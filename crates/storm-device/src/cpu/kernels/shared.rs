@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A slice that several threads write to. The borrow it was made from stays exclusive; that pieces
-/// do not overlap is up to the kernel, whose partition of the work says so.
+/// A slice that several threads write to. The borrow that it was created from stays exclusive.
+/// Kernels must ensure that pieces do not overlap, by how they partition the work.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedMut<'a, T> {
     start: *mut T,
@@ -12,7 +12,8 @@ pub(crate) struct SharedMut<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for an exclusive borrow; a caller that takes pieces promises that they are disjoint.
+// SAFETY: it represents an exclusive borrow. A caller that takes pieces guarantees that they are
+// disjoint.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
@@ -31,7 +32,7 @@ impl<'a, T> SharedMut<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds of a live exclusive borrow, and the caller promises disjointness.
+        // SAFETY: in bounds of a live exclusive borrow. The caller guarantees disjointness.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

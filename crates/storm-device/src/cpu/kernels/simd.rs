@@ -1,10 +1,10 @@
-//! Choice of instruction set, and a way to compile a loop once for each of them.
+//! Choice of instruction set, and a macro that compiles a loop once for each of them.
 //!
-//! The crate is built for the baseline of its architecture. [`simd_dispatch!`](crate::simd_dispatch)
-//! compiles the same body several times with wider vectors and picks one at run time. Since Rust
-//! never contracts or reorders floating-point operations, all copies give the same bits; where a
-//! fused multiply-add is wanted the body says `f32::mul_add`, which is fused everywhere (slowly, by
-//! a library call, where the hardware has none).
+//! The crate is built for the baseline of its architecture.
+//! [`simd_dispatch!`](crate::simd_dispatch) also compiles the same body with wider vectors, and
+//! picks a version at run time. Rust never contracts or reorders floating-point operations, so all
+//! versions give the same bits. For a fused multiply-add, a body uses `f32::mul_add`. It is fused
+//! everywhere, by a slow library call where the hardware has no such instruction.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Isa {
-    /// Whatever the build's target has.
+    /// The instructions of the build's target.
     Portable = 1,
     /// x86-64 with AVX2 and FMA.
     Avx2 = 2,
@@ -47,7 +47,7 @@ impl Isa {
     }
 }
 
-/// The instruction set in use: the widest available unless [`force_isa`] chose another.
+/// The instruction set in use: the widest available, unless [`force_isa`] set another.
 #[inline]
 pub fn isa() -> Isa {
     match CURRENT.load(Ordering::Relaxed) {
@@ -66,7 +66,7 @@ fn detect() -> Isa {
     widest
 }
 
-/// Makes all kernels of the process use `isa` from now on. Results do not change, only speed; this
+/// Makes all kernels of the process use `isa` from now on. Only speed changes, not results. This
 /// exists so that tests can prove it.
 ///
 /// # Panics
@@ -79,11 +79,11 @@ pub fn force_isa(isa: Isa) {
 /// Defines a function whose body is compiled for every [`Isa`] and dispatched at run time.
 ///
 /// Type parameters go in square brackets: `pub fn scale[T: Element](x: &mut [T], by: f32) { … }`.
-/// Everything called in the body must be `#[inline(always)]` to be compiled with it; closures of
+/// Everything called in the body must be `#[inline(always)]` to be compiled with it. Closures of
 /// iterator chains over slices are fine in practice.
 ///
-/// Unit tests have the portable version alone: the others take most of the time to compile this crate,
-/// and the tests in `tests/` run all of them.
+/// Unit tests have only the portable version, because the others take most of the time to compile
+/// this crate. The tests in `tests/` run all versions.
 #[macro_export]
 macro_rules! simd_dispatch {
     ($(
@@ -113,7 +113,7 @@ macro_rules! simd_dispatch {
 
             match $crate::cpu::kernels::simd::isa() {
                 #[cfg(all(target_arch = "x86_64", not(test)))]
-                // SAFETY: `isa` only returns what this machine has.
+                // SAFETY: `isa` returns only an instruction set that this machine has.
                 $crate::cpu::kernels::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(all(target_arch = "x86_64", not(test)))]
                 // SAFETY: as above.

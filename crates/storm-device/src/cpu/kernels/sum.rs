@@ -41,8 +41,8 @@ pub fn global_norm(parts: impl Iterator<Item = f32>) -> f32 {
     parts.fold(0.0f64, |sum, part| sum + f64::from(part)).sqrt() as f32
 }
 
-/// What to multiply gradients by so that their norm is at most `max_norm`. A norm that is not
-/// finite gives 0: such a step must not move anything.
+/// The factor that limits the norm of gradients to `max_norm`. For a non-finite norm it is 0, which
+/// cancels the update.
 pub fn clip_scale(norm: f32, max_norm: f32) -> f32 {
     if !norm.is_finite() {
         0.0

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// What the host and the queues share: commands in one direction, progress and failures in the
-/// other.
+/// State that the host and the queues share: commands in one direction, progress and failures in
+/// the other.
 ///
 /// It cannot deadlock: of all commands issued and not done, the one issued first is at the head of
 /// its queue and waits only for commands issued before it, which are done. So it can run, however
@@ -14,21 +14,22 @@ use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 #[derive(Debug)]
 pub(super) struct Board {
     state: Mutex<State>,
-    /// One per queue, signaled when it has a command, when what it waits for is done, or when all
-    /// must stop.
+    /// One per queue, signaled when the queue has a command, when the instruction that it waits for
+    /// is done, or when all queues must stop.
     queue_news: PerQueue<Condvar>,
-    /// Signaled when what the host waits for is done.
+    /// Signaled when the host can continue.
     host_news: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Issued and not started, at most `room` per queue.
+    /// Commands issued and not started, at most `room` per queue.
     commands: PerQueue<VecDeque<Command>>,
     room: usize,
     /// Instructions done, by queue.
     done: PerQueue<u64>,
-    /// What each queue waits for, so only queues that can continue are woken; none while it works.
+    /// What each queue waits for, so that only queues that can continue are woken. None while it
+    /// runs a command.
     queue_waits: PerQueue<Option<QueueWait>>,
     host_waits: Option<HostWait>,
     failure: Option<DeviceError>,
@@ -63,7 +64,7 @@ pub(super) struct Taken {
 }
 
 impl Board {
-    /// The queues of a plan, with room for this many commands each; `recorder` if a trace is wanted.
+    /// The queues of a plan, with room for this many commands each. A `recorder` records a trace.
     pub(super) fn new(plan: &Plan, room: usize, recorder: Option<Recorder>) -> Board {
         let room = room.max(1);
         let mut commands = PerQueue::<VecDeque<Command>>::default();
@@ -112,7 +113,7 @@ impl Board {
         Ok(())
     }
 
-    /// [`Board::wait`] for what a command would wait for.
+    /// [`Board::wait`] for the targets of a command.
     pub(super) fn wait_for(&self, targets: Targets) -> Result<(), DeviceError> {
         self.wait(targets.map(|target| target.count))
     }
@@ -134,7 +135,7 @@ impl Board {
         self.wake_all();
     }
 
-    /// Waits until `wait` is fulfilled, and returns holding the lock.
+    /// Waits until `wait` is fulfilled, and returns with the lock held.
     fn wait_as_host(&self, wait: HostWait) -> Result<MutexGuard<'_, State>, DeviceError> {
         let mut state = self.lock();
         loop {
@@ -152,7 +153,7 @@ impl Board {
 
     // ---- the queues' side -------------------------------------------------------------------
 
-    /// Waits for the queue's next command, and for what that command waits for. None means stop.
+    /// Waits for the queue's next command, and until that command may start. None means stop.
     pub(super) fn take(&self, queue: Queue) -> Option<Taken> {
         let mut waited_for = WaitedFor::Nothing;
         let mut state = self.lock();
@@ -234,7 +235,7 @@ impl State {
         }
     }
 
-    /// Something that a command still waits for.
+    /// An instruction that a command still waits for.
     fn unmet(&self, command: &Command) -> Option<(Progress, InstructionId)> {
         let targets = command.targets.iter();
         targets

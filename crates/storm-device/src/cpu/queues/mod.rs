@@ -1,5 +1,5 @@
-//! Runs a plan on the CPU: one thread per queue, and copies between blocks of host memory, one block
-//! per tier.
+//! Runs a plan on the CPU: one thread per queue, and copies between blocks of host memory, one
+//! block per tier.
 
 mod board;
 mod options;
@@ -31,15 +31,15 @@ use storm_host::ScratchPath;
 use storm_plan::{CheckedPlan, InstructionId, PerQueue, PerTier, Place, Queue, SegmentId, Tier};
 use worker::Worker;
 
-/// A checked plan on the CPU. Kernels run in a separate rayon pool, and the compute queue is one of
-/// its threads: handing work to a pool from outside may allocate.
+/// A checked plan on the CPU. Kernels run in a separate rayon pool, and the compute queue runs on
+/// one of its threads, because submitting work to a pool from outside may allocate.
 #[derive(Debug)]
 pub struct CpuPlanDevice {
     program: Arc<Program>,
     tickets: Tickets,
     sequence: Sequence,
     threads: Vec<JoinHandle<()>>,
-    /// Device memory that was released; empty if none is.
+    /// Device memory that is released now.
     released: Vec<Range<usize>>,
     refuses_reclaim: bool,
 }
@@ -147,8 +147,9 @@ impl PlanDevice for CpuPlanDevice {
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
         self.program.board.wait_for(self.tickets.targets(&input.fetches))?;
         let to = self.program.address(&input.tensor.name, input.place, bytes.len())?;
-        // SAFETY: in bounds. The copies that read these bytes and the fetches that write them are done, the
-        // checker has proved that no other instruction touches them, and `&mut self` prevents new ones from being issued.
+        // SAFETY: in bounds. The copies that read these bytes and the fetches that write them are
+        // done, the checker has proved that no other instruction touches them, and `&mut self`
+        // prevents new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -241,7 +242,8 @@ impl PlanDevice for CpuPlanDevice {
         self.reclaim_idle()?;
         let idle = self.program.plan.idle_in_evaluation();
         let memory = self.quiet_memory(Tier::DEVICE)?;
-        // SAFETY: the queues are empty, and what they are given until the memory is restored does not use it.
+        // SAFETY: the queues are empty, and no instruction that is issued before the memory is
+        // restored uses it.
         unsafe { memory.release(&idle)? };
         let released = memory.absent(&idle) as u64;
         self.released = idle;
@@ -278,7 +280,7 @@ impl PlanDevice for CpuPlanDevice {
         self.program.disk.as_ref().map(DiskTier::path)
     }
 
-    /// The bits depend on neither the threads nor the instruction set, but on how products are summed.
+    /// Results depend on how products are summed, but not on threads or the instruction set.
     fn identity(&self) -> String {
         match self.program.products {
             Bf16Products::Fma => "cpu".to_owned(),
@@ -296,7 +298,7 @@ impl Drop for CpuPlanDevice {
     fn drop(&mut self) {
         self.program.board.stop();
         for thread in self.threads.drain(..) {
-            // Kernel panics are caught in the thread; others cannot be reported.
+            // Kernel panics are caught in the thread. Others cannot be reported.
             let _ = thread.join();
         }
     }

@@ -6,9 +6,9 @@ use storm_plan::Queue;
 /// How the CPU runs a plan.
 #[derive(Clone, Debug)]
 pub struct CpuPlanOptions {
-    /// Threads for the compute queue's kernels; by default as many as the caller's rayon pool.
+    /// Threads for the compute queue's kernels. The default is the size of the caller's rayon pool.
     pub threads: Option<usize>,
-    /// Commands that may wait in each queue; the host waits when it is that far ahead.
+    /// Maximum number of commands in each queue. The host waits when a queue is full.
     pub commands_max: usize,
     /// Record what the queues did in each step.
     pub trace: bool,
@@ -16,13 +16,13 @@ pub struct CpuPlanOptions {
     pub chaos_seed: Option<u64>,
     /// Make an instruction fail.
     pub fault: Option<Fault>,
-    /// Refuse to take back memory that was released, as if others had taken it.
+    /// Refuse to take back memory that was released, as if other processes used it.
     pub refuses_reclaim: bool,
-    /// Where the disk tier is. If none, a block of memory stands for it.
+    /// Where the disk tier is. If none, a block of memory takes its place.
     pub disk: Option<DiskOptions>,
     /// How products of bf16 operands are summed.
     pub products: Bf16Products,
-    /// The way to other ranks; a plan for several of them needs it.
+    /// The connection to other ranks. A plan for several ranks needs it.
     pub ranks: Option<Arc<dyn Collectives>>,
 }
 
@@ -42,21 +42,21 @@ impl Default for CpuPlanOptions {
     }
 }
 
-/// A failure on purpose.
+/// A deliberate failure, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
+    /// The queue that fails.
     pub queue: Queue,
-    /// How many instructions the queue runs before it.
+    /// Number of instructions that the queue runs before it.
     pub after: u64,
-    /// How.
+    /// How it fails.
     pub kind: FaultKind,
 }
 
 /// How an instruction fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// With an error, as a driver reports it.
+    /// With an error, as if a driver reported it.
     Error,
     /// With a panic, like a kernel that finds an id out of range.
     Panic,

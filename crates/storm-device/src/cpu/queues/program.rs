@@ -16,11 +16,11 @@ use storm_plan::{
     CheckedPlan, Compute, Fetch, InstructionId, PerTier, Place, Plan, ReadAhead, Tier, Work,
 };
 
-/// What the threads of all queues share: the resolved plan and the memory it runs on.
+/// State that the threads of all queues share: the resolved plan and the memory it runs on.
 pub(super) struct Program {
     pub(super) plan: Arc<CheckedPlan>,
     pub(super) memory: PerTier<Memory>,
-    /// None if memory stands for it.
+    /// None if a block of memory takes its place.
     pub(super) disk: Option<DiskTier>,
     pub(super) board: Board,
     pub(super) products: Bf16Products,
@@ -29,7 +29,7 @@ pub(super) struct Program {
     supply: RwLock<Supplied>,
     /// None if the plan is for one rank.
     ranks: Option<Arc<dyn Collectives>>,
-    /// What a collective sends, and what it receives.
+    /// Send and receive buffers of collectives.
     mail: Mutex<(Vec<u8>, Vec<u8>)>,
     origin: Instant,
 }
@@ -69,7 +69,7 @@ impl Program {
         })?;
         if let Some(disk) = &mut disk {
             let host = memory[Tier::HOST].address("", 0, 0)?;
-            // SAFETY: the memory is as large as the plan says, and both belong to the program.
+            // SAFETY: the memory has the size in the plan, and both belong to the program.
             unsafe { disk.register(host) };
         }
         let work = (0..plan.instructions.len())
@@ -98,28 +98,28 @@ impl Program {
         Ok(program)
     }
 
-    /// Where data comes from in later steps.
+    /// Sets the source of data for later steps.
     pub(super) fn set_supply(&self, supply: Arc<dyn Supply>) {
         *self.supply.write().unwrap_or_else(PoisonError::into_inner) = Some(supply);
     }
 
-    /// Runs an instruction to its end.
+    /// Runs an instruction to completion.
     ///
     /// # Errors
-    /// There is no data to fetch, the disk refuses, or a rank is gone.
+    /// There is no data to fetch, the disk fails, or a rank is gone.
     ///
     /// # Panics
     /// If an id in its data is out of range.
     ///
     /// # Safety
-    /// The instruction was issued in the order of a checked plan, everything it waits for is done, and
-    /// everything that waits for it keeps waiting until this returns. The checker has proved that
-    /// nothing else touches its bytes meanwhile: every instruction that could is ordered before or
-    /// after it.
+    /// The instruction was issued in the order of a checked plan, everything it waits for is done,
+    /// and everything that waits for it keeps waiting until this returns. The checker has proved
+    /// that nothing else touches its bytes meanwhile: every instruction that could is ordered
+    /// before or after it.
     pub(super) unsafe fn run(&self, id: InstructionId) -> Result<(), Failed> {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
-                // SAFETY: by the caller's promise and the checked plan, nothing else touches these
+                // SAFETY: the caller and the checked plan guarantee that nothing else touches these
                 // bytes.
                 let frame = unsafe { self.memory[Compute::TIER].shared_frame() };
                 execute(instruction, &frame);
@@ -128,24 +128,25 @@ impl Program {
                 let [from, to] = [from, to].map(|place| {
                     self.address("", place, bytes).expect("checked when it was prepared")
                 });
-                // SAFETY: in bounds of two blocks that do not overlap, since a link joins two tiers.
-                // The caller and the checked plan guarantee that no other instruction writes the
-                // source or accesses the destination meanwhile.
+                // SAFETY: in bounds of two blocks that do not overlap, since a link connects two
+                // tiers. The caller and the checked plan guarantee that no other instruction writes
+                // the source or accesses the destination meanwhile.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
             &Prepared::Disk(copy) => {
                 let disk = self.disk.as_ref().expect("checked when it was prepared");
                 let place = Place { tier: Tier::HOST, offset: copy.host };
                 let host = self.address("", place, copy.bytes).expect("checked likewise");
-                // SAFETY: in bounds; each direction has a queue, which is one thread, and the caller and the checked
-                // plan guarantee the rest.
+                // SAFETY: in bounds. Each direction has a queue, which is one thread. The caller
+                // and the checked plan guarantee the rest.
                 unsafe { disk.run(copy, host)? };
             }
             Prepared::Fetch(fetch) => {
                 let supply = self.supply.read().unwrap_or_else(PoisonError::into_inner);
                 let address = |name: &str, place, bytes| self.address(name, place, bytes);
-                // SAFETY: in bounds; the caller and the checked plan guarantee that no other instruction
-                // accesses the inputs meanwhile, and the host does not write what is fetched.
+                // SAFETY: in bounds. The caller and the checked plan guarantee that no other
+                // instruction accesses the inputs meanwhile, and the host does not write inputs
+                // that are fetched.
                 let fetched = unsafe { supply::fetch(&supply, &self.plan, fetch, address) };
                 fetched.map_err(|error| error.to_string())?;
             }
@@ -157,7 +158,8 @@ impl Program {
             }
             Prepared::Collective(rounds) => {
                 for messages in rounds {
-                    // SAFETY: by the caller's promise and the checked plan, nothing else touches these bytes.
+                    // SAFETY: the caller and the checked plan guarantee that nothing else touches
+                    // these bytes.
                     unsafe { self.send_and_receive(messages)? };
                 }
             }
@@ -177,7 +179,8 @@ impl Program {
             |place, bytes| self.address("", place, bytes).expect("checked when it was prepared");
         for &Packed { place, at, bytes } in &messages.pack {
             let to = send[at..at + bytes].as_mut_ptr();
-            // SAFETY: in bounds of two blocks that do not overlap, and nothing else touches them meanwhile.
+            // SAFETY: in bounds of two blocks that do not overlap, and nothing else touches them
+            // meanwhile.
             unsafe { std::ptr::copy_nonoverlapping(address(place, bytes), to, bytes) };
         }
         ranks.exchange(send, &messages.sends, receive, &messages.receives)?;
@@ -187,7 +190,7 @@ impl Program {
             unsafe { std::ptr::copy_nonoverlapping(from, address(place, bytes), bytes) };
         }
         for &(from, to, bytes) in &messages.kept {
-            // SAFETY: as above; the checker refuses a piece that is received where it is sent from.
+            // SAFETY: as above. The checker refuses a piece that is received where it is sent from.
             unsafe {
                 std::ptr::copy_nonoverlapping(address(from, bytes), address(to, bytes), bytes)
             };
@@ -195,7 +198,7 @@ impl Program {
         Ok(())
     }
 
-    /// Where some bytes of a tier are.
+    /// The address of some bytes of a tier.
     pub(super) fn address(
         &self,
         tensor: &str,
@@ -205,7 +208,7 @@ impl Program {
         self.memory[place.tier].address(tensor, place.offset, bytes)
     }
 
-    /// Nanoseconds since the program was made.
+    /// Nanoseconds since the program was created.
     pub(super) fn now_ns(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }

@@ -52,8 +52,8 @@ impl Worker {
             Some(FaultKind::Error) => Err("failed on purpose".to_owned().into()),
             Some(FaultKind::Panic) => panic!("panicked on purpose"),
             None => {
-                // SAFETY: the board gave this instruction to this thread alone, everything it waits
-                // for is done, and it does not count as done before this returns.
+                // SAFETY: the board passed this instruction to this thread alone, everything it
+                // waits for is done, and it does not count as done before this returns.
                 unsafe { self.program.run(instruction) }
             }
         }));
@@ -61,7 +61,7 @@ impl Worker {
     }
 }
 
-/// Occupies the thread, but not the core, for a while.
+/// Keeps the thread busy, and yields the core to others.
 fn keep_busy(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

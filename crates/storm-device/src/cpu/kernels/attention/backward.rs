@@ -1,12 +1,13 @@
 //! Backward pass, deterministic without atomics, in one of two ways that give the same bits:
 //!
-//! - *one sweep*: a task owns a key head and walks (block of keys, query head, block of queries); dQ
-//!   of the whole sequence waits in the thread's scratch memory. Five products per pair of blocks.
-//! - *two sweeps*: dQ per block of queries, then dK and dV per block of keys. Seven products, since
-//!   scores are computed again, but any length and many more tasks.
+//! - *One sweep*: a task owns a key head and loops over (block of keys, query head, block of
+//!   queries). It keeps dQ of the whole sequence in the thread's scratch memory. Five products per
+//!   pair of blocks.
+//! - *Two sweeps*: dQ per block of queries, then dK and dV per block of keys. Seven products, since
+//!   scores and gradients of weights are recomputed, but any length and many more tasks.
 //!
-//! In both, each element of dQ is one chain over ascending keys and each of dK and dV one over
-//! ascending (query head, query).
+//! In both, each element of dQ is one chain over ascending keys, and each element of dK and dV is
+//! one chain over ascending (query head, query).
 
 use rayon::prelude::*;
 
@@ -29,7 +30,7 @@ simd_dispatch! {
     }
 }
 
-/// What the forward pass left, the incoming gradient, and the result.
+/// The incoming gradient, input and outputs of the forward pass, and the result.
 struct Buffers<'a, T> {
     d_out: &'a [T],
     qkv: &'a [T],
@@ -39,8 +40,8 @@ struct Buffers<'a, T> {
 }
 
 impl Attention<'_> {
-    /// Gradient of [`Attention::forward`]: `d_qkv` is overwritten entirely. `out` and `lse` are what
-    /// the forward pass made; `delta` (B, Hq, T) is scratch.
+    /// Gradient of [`Attention::forward`]: `d_qkv` is overwritten entirely. `out` and `lse` are the
+    /// outputs of the forward pass. `delta` (B, Hq, T) is scratch.
     ///
     /// Gradients of a key and value head are summed over the query heads that use it in ascending
     /// order, and within a head over ascending queries.
@@ -64,7 +65,7 @@ impl Attention<'_> {
         let buffers = Buffers { d_out, qkv, out, lse, d_qkv: SharedMut::new(d_qkv) };
         let heads = shape.batch * shape.kv_heads;
         let d_query_len = shape.group() * shape.seq * shape.padded_dim();
-        // One sweep has a task per key head only: without enough of them threads would idle.
+        // One sweep has only one task per key head. With too few of them, threads would be idle.
         if d_query_len <= D_QUERY_LEN && heads >= 2 * rayon::current_num_threads() {
             self.in_one_sweep(&buffers, delta);
         } else {
@@ -79,7 +80,7 @@ impl Attention<'_> {
         (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
             let (batch, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
             let first = shape.row_start(batch, kv_head * shape.group());
-            // SAFETY: the task alone handles this group of query heads.
+            // SAFETY: only this task handles this group of query heads.
             let delta = unsafe { delta.piece(first..first + shape.group() * shape.seq) };
             for (i, head) in shape.heads_of(kv_head).enumerate() {
                 let delta = &mut delta[i * shape.seq..][..shape.seq];
@@ -110,7 +111,7 @@ impl Attention<'_> {
             let place = (head / shape.q_heads, head % shape.q_heads);
             let queries = shape.block(block);
             let first = shape.row_start(place.0, place.1) + queries.start;
-            // SAFETY: the task alone handles this head's queries of the block.
+            // SAFETY: only this task handles this head's queries of the block.
             let delta = unsafe { shared_delta.piece(first..first + queries.len()) };
             self.fill_delta(buffers, place, queries.start, delta);
             SCRATCH.with_borrow_mut(|scratch| {
@@ -132,7 +133,7 @@ impl Attention<'_> {
         });
     }
 
-    /// delta = Σ dO·O of consecutive queries of a head, from `first` on.
+    /// Computes delta = Σ dO·O for consecutive queries of a head, starting at `first`.
     fn fill_delta<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -147,8 +148,8 @@ impl Attention<'_> {
         }
     }
 
-    /// dQ of one block of queries. Scores are transposed here (key × query), so that only the
-    /// queries, once per block, need transposing.
+    /// dQ of one block of queries. Scores are transposed here (key × query), so only q and dO must
+    /// be transposed, once per block of queries.
     fn query_block<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -208,9 +209,9 @@ impl Attention<'_> {
         self.store_vectors(buffers, (batch, head), queries, d_q, self.scale);
     }
 
-    /// dK and dV of one block of keys, and, given `d_q` (group, T, D), what the block adds to dQ.
-    /// Scores are not transposed here (query × key), so that only the keys and values, once per
-    /// block, need transposing. `delta` is that of the group of query heads.
+    /// dK and dV of one block of keys. If `d_q` (group, T, D) is given, also adds the block's
+    /// contribution to dQ. Scores are not transposed here (query × key), so only keys and values
+    /// must be transposed, once per block of keys. `delta` is that of the group of query heads.
     fn key_block<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -275,7 +276,7 @@ impl Attention<'_> {
         self.store_vectors(buffers, (batch, v_head), keys, d_v, 1.0);
     }
 
-    /// Writes a head's gradient (tokens, D) to its place in `d_qkv`, times `factor`.
+    /// Writes a head's gradient (tokens, D), multiplied by `factor`, to its place in `d_qkv`.
     fn store_vectors<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -287,7 +288,7 @@ impl Attention<'_> {
         let (dim, padded) = (self.shape.head_dim, self.shape.padded_dim());
         for (row, token) in tokens.enumerate() {
             let start = self.shape.packed_start(batch, token, head);
-            // SAFETY: a task stores only heads and tokens of its own.
+            // SAFETY: no other task stores these heads and tokens.
             let target = unsafe { buffers.d_qkv.piece(start..start + dim) };
             store(&vectors[row * padded..][..dim], factor, target);
         }
@@ -308,7 +309,7 @@ struct KeySweep<'a> {
 }
 
 impl<'a> KeySweep<'a> {
-    /// Room for dQ of a sequence, then for the fields.
+    /// Splits scratch memory into room for dQ of a sequence, then for the fields.
     fn split(scratch: &mut Scratch) -> [&mut [f32]; 10] {
         let mut lens = [VECTORS_LEN; 10];
         lens[0] = D_QUERY_LEN;

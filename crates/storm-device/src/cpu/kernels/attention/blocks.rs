@@ -1,11 +1,11 @@
-//! Moving blocks of vectors between the packed buffers and scratch memory.
+//! Copies blocks of vectors between the packed buffers and scratch memory.
 
 use super::super::element::Element;
 use crate::simd_dispatch;
 
 simd_dispatch! {
-    /// Copies `rows` vectors of `dim` elements, `stride` apart, into f32 rows `target_stride` apart,
-    /// times `factor`.
+    /// Copies `rows` vectors of `dim` elements, `stride` apart, into f32 rows `target_stride`
+    /// apart, multiplied by `factor`.
     pub(super) fn load[T: Element](
         source: &[T],
         stride: usize,
@@ -24,14 +24,14 @@ simd_dispatch! {
         }
     }
 
-    /// One vector back to storage, times `factor`.
+    /// Writes one vector, multiplied by `factor`, in its storage type.
     pub(super) fn store[T: Element](source: &[f32], factor: f32, target: &mut [T]) {
         for (to, from) in target.iter_mut().zip(source) {
             *to = T::from_f32(*from * factor);
         }
     }
 
-    /// Multiplies all values.
+    /// Multiplies all values by `factor`.
     pub(super) fn scale(values: &mut [f32], factor: f32) {
         for value in values {
             *value *= factor;

@@ -1,9 +1,8 @@
-//! Forward pass over keys and values that are kept: one task per (sequence, key head, block of
-//! queries).
+//! Forward pass over cached keys and values: one task per (sequence, key head, block of queries).
 //!
-//! Every query of every head is a column of its own, and keys are visited in the blocks of the whole
-//! forward pass, so a query gets the bits that it would get there. The query heads that share a key
-//! head are columns of one block: for a single token, its keys are read once.
+//! Every query of every head is a separate column, and keys are visited in the same blocks as in
+//! the full forward pass, so results have the same bits. The query heads that share a key head are
+//! columns of one block, so the keys for a single token are read once.
 
 use std::ops::Range;
 
@@ -28,9 +27,9 @@ struct Call<'a, T> {
 }
 
 impl Attention<'_> {
-    /// Puts the keys and values of packed `qkv` (B, T, (Hq + 2·Hkv)·D) into `cache` (B, W, 2·Hkv·D) at
-    /// their `positions` (B, T); the attention of each token to the positions up to its own, as far
-    /// back as the mask says, goes to `out` (B, T, Hq·D).
+    /// Copies the keys and values of packed `qkv` (B, T, (Hq + 2·Hkv)·D) to their `positions`
+    /// (B, T) in `cache` (B, W, 2·Hkv·D). Writes to `out` (B, T, Hq·D) the attention of each token
+    /// to the positions up to its own, as far back as the mask allows.
     ///
     /// # Panics
     /// If a buffer's length does not match the shape, or a position is not below W.
@@ -108,7 +107,8 @@ impl Attention<'_> {
             Some(window) => seen_of(column).saturating_sub(window),
             None => 0,
         };
-        // The blocks of the whole forward pass: what comes before a window is passed over in whole blocks.
+        // Only whole blocks before the windows are skipped, so blocks are those of the full forward
+        // pass.
         let first_of_any = columns.clone().map(first_of).min().unwrap_or(0) / BLOCK * BLOCK;
         for first in (first_of_any..seen_by_any).step_by(BLOCK) {
             let keys = first..seen_by_any.min(first + BLOCK);
@@ -133,7 +133,7 @@ impl Attention<'_> {
 
         for (place, column) in columns.enumerate() {
             let start = shape.out_start(batch, token_of(column), head_of(column));
-            // SAFETY: the task alone writes what its columns yield.
+            // SAFETY: only this task writes the outputs of its columns.
             let out = unsafe { call.out.piece(start..start + dim) };
             store(&sums[place * padded..][..dim], 1.0 / total[place], out);
         }

@@ -14,8 +14,8 @@ use super::softmax::{scale_rows, softmax_step};
 use super::{Attention, BLOCK, SCORES_LEN, SCRATCH, VECTORS_LEN};
 
 impl Attention<'_> {
-    /// Attention of packed `qkv` (B, T, (Hq + 2·Hkv)·D) into `out` (B, T, Hq·D), and the logarithm of
-    /// each query's sum of exponentials into `lse` (B, Hq, T), which the backward pass needs.
+    /// Attention of packed `qkv` (B, T, (Hq + 2·Hkv)·D) into `out` (B, T, Hq·D), and the logarithm
+    /// of each query's sum of exponentials into `lse` (B, Hq, T), which the backward pass needs.
     ///
     /// # Panics
     /// If a buffer's length does not match the shape.
@@ -88,7 +88,7 @@ impl Attention<'_> {
         }
 
         let lse_start = shape.row_start(batch, head) + queries.start;
-        // SAFETY: the task alone writes this head's queries of the block.
+        // SAFETY: only this task writes this head's queries of the block.
         let lse = unsafe { lse.piece(lse_start..lse_start + queries.len()) };
         for (row, query) in queries.clone().enumerate() {
             lse[row] = maximum[row] + total[row].ln();

@@ -1,4 +1,4 @@
-//! Which scores of a block count.
+//! Which scores of a block are visible.
 
 use std::ops::Range;
 
@@ -32,7 +32,8 @@ impl Attention<'_> {
             everything = keys.end <= queries.start + 1;
         }
         if let Some(window) = self.mask.window() {
-            // From the first query back to the last key, and from the last query back to the first key.
+            // First the smallest distance, from the first query back to the last key, then the
+            // largest, from the last query back to the first key.
             if queries.start >= keys.end.saturating_add(window - 1) {
                 return Visible::Nothing;
             }
@@ -120,13 +121,13 @@ impl Attention<'_> {
     }
 }
 
-/// Smallest and largest.
+/// The smallest and the largest id.
 fn bounds(ids: &[i32]) -> (i32, i32) {
     ids.iter().fold((i32::MAX, i32::MIN), |(low, high), id| (low.min(*id), high.max(*id)))
 }
 
 simd_dispatch! {
-    /// −∞ wherever the numbers of row and column differ.
+    /// Sets a score to −∞ if the ids of its row and column differ.
     fn hide_unequal(row_ids: &[i32], column_ids: &[i32], scores: &mut [f32]) {
         for (row_id, row) in row_ids.iter().zip(scores.chunks_exact_mut(BLOCK)) {
             for (score, column_id) in row.iter_mut().zip(column_ids) {

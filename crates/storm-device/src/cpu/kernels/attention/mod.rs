@@ -1,11 +1,11 @@
-//! Attention in blocks, forward and backward: no tensor of T × T exists at any time.
+//! Attention in blocks, forward and backward. No tensor of T × T exists at any time.
 //!
-//! Queries, keys and values lie packed per token, `(B, T, (Hq + 2·Hkv)·D)`: first Hq query heads,
+//! Queries, keys and values are packed per token, `(B, T, (Hq + 2·Hkv)·D)`: first Hq query heads,
 //! then Hkv key heads, then Hkv value heads. Query head h uses key and value head `h / (Hq / Hkv)`.
 //!
-//! The scale is applied to the queries. Keys are visited in ascending blocks of 64; within
-//! a block every product is one chain of fused multiply-adds. The block sizes are part of the
-//! semantics: they fix the order of all additions, whatever the number of threads.
+//! The scale is applied to the queries. Keys are visited in ascending blocks of 64. Within a block
+//! every product is one chain of fused multiply-adds. The block sizes are part of the semantics:
+//! they fix the order of all additions, for any number of threads.
 
 mod backward;
 mod blocks;
@@ -21,10 +21,10 @@ use super::element::Element;
 use super::scratch::Scratch;
 use storm_graph::Mask;
 
-/// Largest size of a head; bounds the working memory of a thread.
+/// Maximum size of a head. It bounds the working memory of a thread.
 pub const HEAD_DIM_MAX: usize = 256;
 
-/// Queries, and keys, handled together; rows of a block of scores have this stride.
+/// Number of queries, or of keys, in a block. Also the stride of the rows of a block of scores.
 const BLOCK: usize = 64;
 
 /// Elements of the largest block of vectors (64 × 256), or its transpose.
@@ -32,10 +32,11 @@ const VECTORS_LEN: usize = BLOCK * HEAD_DIM_MAX;
 /// Elements of a block of scores.
 const SCORES_LEN: usize = BLOCK * BLOCK;
 
-/// Elements of dQ that a thread can hold (1 MiB); longer sequences take another way.
+/// Elements of dQ that a thread has room for (1 MiB). A larger dQ takes two sweeps.
 const D_QUERY_LEN: usize = 1 << 18;
 
-/// Elements of a thread's blocks. The backward pass needs most: dQ, seven blocks of vectors and two of scores.
+/// Elements of a thread's blocks. The backward pass needs the most: dQ, seven blocks of vectors and
+/// two of scores.
 pub(in crate::cpu) const SCRATCH_LEN: usize = D_QUERY_LEN + 7 * VECTORS_LEN + 2 * SCORES_LEN;
 
 thread_local! {
@@ -58,7 +59,7 @@ pub struct AttentionShape {
     pub q_heads: usize,
     /// Hkv: key and value heads; divides Hq.
     pub kv_heads: usize,
-    /// D: size of a head, at most [`HEAD_DIM_MAX`].
+    /// D: size of a head, up to [`HEAD_DIM_MAX`].
     pub head_dim: usize,
 }
 
@@ -67,7 +68,7 @@ pub struct AttentionShape {
 pub struct Attention<'a> {
     /// Sizes.
     pub shape: AttentionShape,
-    /// Visibility by position.
+    /// The keys that a query sees, by position.
     pub mask: Mask,
     /// Factor of the scores, usually 1/√D.
     pub scale: f32,
@@ -101,7 +102,7 @@ impl AttentionShape {
         self.q_heads * self.head_dim
     }
 
-    /// Columns of a block of vectors: D up to a whole kernel width.
+    /// Columns of a block of vectors: D, rounded up to a multiple of the kernel width.
     fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(32)
     }
@@ -116,8 +117,8 @@ impl AttentionShape {
         index * BLOCK..self.seq.min((index + 1) * BLOCK)
     }
 
-    /// Where a head of a token starts in the packed buffer; key heads follow the query heads, value
-    /// heads follow the key heads.
+    /// Where a head of a token starts in the packed buffer. Query heads are first, then key heads,
+    /// then value heads.
     fn packed_start(&self, batch: usize, token: usize, head: usize) -> usize {
         (batch * self.seq + token) * self.token_stride() + head * self.head_dim
     }
@@ -134,7 +135,7 @@ impl AttentionShape {
 }
 
 impl Attention<'_> {
-    /// Panics unless the sizes make sense and the buffers have them.
+    /// Panics unless the sizes are valid and the buffers have matching lengths.
     fn check<T: Element>(&self, qkv: &[T], out: &[T], lse: &[f32]) {
         self.check_sizes(qkv, out);
         let AttentionShape { batch, seq, q_heads, .. } = self.shape;
@@ -144,12 +145,12 @@ impl Attention<'_> {
         }
     }
 
-    /// The same without what only whole passes have.
+    /// The part of [`Attention::check`] that also applies to cached attention.
     fn check_sizes<T: Element>(&self, qkv: &[T], out: &[T]) {
         let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = self.shape;
         assert!(kv_heads > 0 && q_heads.is_multiple_of(kv_heads), "heads do not group");
         assert!((1..=HEAD_DIM_MAX).contains(&head_dim), "head size {head_dim} is not supported");
-        // Checked: sizes that wrapped around could pass, and the kernels rely on these lengths.
+        // Checked: a product that wrapped around could pass, and the kernels rely on these lengths.
         let product = |sizes: &[usize]| {
             sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
         };

@@ -1,15 +1,16 @@
 //! The nonlinear part of a block, between the matrix products.
 //!
-//! Blocks of scores have rows of [`BLOCK`] values. The forward pass and dQ keep them transposed, a
-//! column per query, so that maxima and sums over keys are plain vector operations over rows.
+//! Blocks of scores have rows of [`BLOCK`] values. The forward pass and the sweep for dQ keep them
+//! transposed, with a column per query, so that maxima and sums over keys are plain vector
+//! operations over rows.
 
 use super::super::math::exp;
 use super::BLOCK;
 use crate::simd_dispatch;
 
 simd_dispatch! {
-    /// One step of the running softmax over `keys` rows of scores (key × query). Turns scores into
-    /// weights relative to the new maximum; `rescale` is what earlier weights must be multiplied by.
+    /// One step of the running softmax over `keys` rows of scores (key × query). Replaces scores by
+    /// weights relative to the new maximum. `rescale` gets the factors for earlier weights.
     pub(super) fn softmax_step(
         scores: &mut [f32],
         keys: usize,
@@ -30,7 +31,7 @@ simd_dispatch! {
         }
         for query in 0..queries {
             let new = reference[query];
-            // A query that has seen no key yet has the maximum −∞; subtracting it would give NaN.
+            // A query that has seen no key yet has the maximum −∞. Subtracting it would give NaN.
             reference[query] = if new == f32::NEG_INFINITY { 0.0 } else { new };
             rescale[query] = exp(maximum[query] - reference[query]);
             maximum[query] = new;
@@ -58,8 +59,8 @@ simd_dispatch! {
         }
     }
 
-    /// For transposed blocks (key × query): from scores s and d_weights dP to
-    /// dS = P (dP − delta), P = exp(s − lse), in place of `d_weights`.
+    /// For transposed blocks (key × query): computes dS = P (dP − delta) with P = exp(s − lse) from
+    /// the scores s and the gradients of weights dP, in place of `d_weights`.
     pub(super) fn d_scores_by_column(
         scores: &[f32],
         d_weights: &mut [f32],
@@ -79,7 +80,8 @@ simd_dispatch! {
         }
     }
 
-    /// For plain blocks (query × key): the same, and P in place of `scores`.
+    /// The same for blocks that are not transposed (query × key). Also writes P in place of
+    /// `scores`.
     pub(super) fn d_scores_by_row(
         scores: &mut [f32],
         d_weights: &mut [f32],

@@ -17,7 +17,7 @@ unsafe fn kernel<const R: usize>(tile: &Tile) {
     for first in (0..PANEL_COLS).step_by(16) {
         let zero = _mm256_setzero_ps();
         let mut sums = [(zero, zero); R];
-        // SAFETY: the caller vouches for every address of the tile, and all of these are in it.
+        // SAFETY: the caller guarantees every address of the tile, and all of these are in it.
         unsafe {
             let c = tile.c.add(first);
             if tile.resume {

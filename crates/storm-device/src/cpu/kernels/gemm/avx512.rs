@@ -1,4 +1,4 @@
-//! AVX-512 kernels: up to 14 rows × 32 columns, that is 28 of the 32 registers for sums.
+//! AVX-512 kernels: up to 14 rows × 32 columns, which takes 28 of the 32 registers for sums.
 
 use std::arch::x86_64::*;
 
@@ -18,9 +18,9 @@ type Row = (__m512, __m512);
 /// See [`super::micro::Kernel`].
 #[target_feature(enable = "avx512f")]
 unsafe fn kernel<const R: usize>(tile: &Tile) {
-    // SAFETY: the caller vouches for every address of the tile.
+    // SAFETY: the caller guarantees every address of the tile.
     unsafe {
-        // The packed layout gets constant row offsets; they fold into the instructions.
+        // With the packed layout, row offsets are constants that fold into the instructions.
         if tile.a_row == 1 {
             run::<R, true>(tile);
         } else {
@@ -37,7 +37,7 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
     let Tile { k, a_row, a_k, b_k, c, c_row, .. } = *tile;
     let zero = _mm512_setzero_ps();
     let mut sums: [Row; R] = [(zero, zero); R];
-    // SAFETY: the caller vouches for every address of the tile, and all of these are in it.
+    // SAFETY: the caller guarantees every address of the tile, and all of these are in it.
     unsafe {
         if tile.resume {
             for (r, sum) in sums.iter_mut().enumerate() {

@@ -1,5 +1,5 @@
-//! The micro-kernels on blocks that are already in f32 scratch memory, for kernels that are
-//! parallel themselves (attention).
+//! Products of blocks that are already in f32 scratch memory, for kernels that are themselves
+//! parallel (attention).
 
 use super::super::element::Element;
 use super::matrix::far;
@@ -17,8 +17,8 @@ pub struct BlockA<'a> {
     pub k_stride: usize,
 }
 
-/// Multiplies on the calling thread, without packing: C (rows × cols) = A · B, or C + A · B when
-/// `resume` (each element's chain of fused multiply-adds then continues from what C holds).
+/// Multiplies on the calling thread, without packing: C (rows × cols) = A · B. With `resume`, it is
+/// C + A · B: each element's chain of fused multiply-adds continues from the value in C.
 ///
 /// B (k × cols) and C have contiguous rows `b_stride` and `c_stride` apart. `cols` must be a
 /// multiple of 32: pad blocks with zeros.

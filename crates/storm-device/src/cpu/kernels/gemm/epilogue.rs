@@ -1,4 +1,4 @@
-//! What happens to a finished sum before it is stored.
+//! What is done to a finished sum before it is stored.
 
 use std::ops::Range;
 
@@ -41,16 +41,16 @@ impl<'a> From<&'a [bf16]> for Bias<'a> {
     }
 }
 
-/// What each sum is multiplied by, and terms added to it, in this order: bias, addend, old C.
+/// The factor of each sum, and the terms added to it, in this order: bias, addend, old C.
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a, C> {
     /// Multiplies the sum.
     pub scale: f32,
     /// Added to every row.
     pub bias: Option<Bias<'a>>,
-    /// A matrix of the shape of C whose columns are contiguous.
+    /// A matrix of the shape of C with contiguous rows.
     pub addend: Option<Matrix<'a, C>>,
-    /// Whether C is overwritten or added to.
+    /// What to do with the old contents of C.
     pub accumulate: Accumulate,
 }
 
@@ -96,7 +96,7 @@ impl<C: Element> Epilogue<'_, C> {
     /// their upper left corner at `(row, col)`. `bias` starts at the tile's first column.
     ///
     /// # Safety
-    /// The tile must lie within C and no other thread may touch that part of C.
+    /// The tile must be inside C, and no other thread may touch that part of C.
     pub(super) unsafe fn store(
         &self,
         sums: &mut [f32],
@@ -114,7 +114,7 @@ impl<C: Element> Epilogue<'_, C> {
     }
 }
 
-/// Where a tile of sums goes, which is its task's alone.
+/// The part of C that a tile of sums is written to. Only one task accesses it.
 #[derive(Clone, Copy)]
 struct Part<'a, C> {
     c: SharedMut<'a, C>,
@@ -129,7 +129,7 @@ struct Addend<C> {
     row_stride: usize,
 }
 
-/// What happens to the sums of a tile.
+/// The epilogue of a tile.
 #[derive(Clone, Copy)]
 struct Terms<'a, C> {
     scale: f32,
@@ -139,9 +139,9 @@ struct Terms<'a, C> {
 }
 
 simd_dispatch! {
-    /// The rows of [`Epilogue::store`], which vouches for all addresses.
+    /// The rows of [`Epilogue::store`], whose caller guarantees all addresses.
     fn store_rows[C: Element](sums: &mut [f32], width: usize, terms: Terms<C>, part: Part<C>) {
-        // With a constant width, loops over columns become a few vectors.
+        // With a constant width, loops over columns compile to a few vector operations.
         if width == PANEL_COLS {
             each_row(sums, PANEL_COLS, terms, part);
         } else {
@@ -160,13 +160,13 @@ fn each_row<C: Element>(sums: &mut [f32], width: usize, terms: Terms<C>, part: P
             unsafe { std::slice::from_raw_parts(addend.first.add(r * addend.row_stride), width) }
         });
         let start = part.first + r * part.row_stride;
-        // SAFETY: the caller of `store` promised this part of C to us alone.
+        // SAFETY: the caller of `store` guarantees that no other thread accesses this part of C.
         let out = unsafe { part.c.piece(start..start + width) };
         store_row(sums, terms.scale, bias, addend, terms.accumulate, out);
     }
 }
 
-/// One row.
+/// Stores one row.
 #[inline(always)]
 fn store_row<C: Element>(
     sums: &mut [f32],

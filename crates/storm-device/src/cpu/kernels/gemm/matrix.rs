@@ -4,7 +4,8 @@ use super::super::element::Element;
 use super::super::shared::SharedMut;
 use half::bf16;
 
-/// A read-only matrix with arbitrary strides: element (r, c) is `data[r * row_stride + c * col_stride]`.
+/// A read-only matrix with arbitrary strides: element (r, c) is
+/// `data[r * row_stride + c * col_stride]`.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, T> {
     data: &'a [T],
@@ -41,7 +42,7 @@ impl<'a, T: Element> Matrix<'a, T> {
         Self::new(data, rows, cols, cols, 1)
     }
 
-    /// The same data with rows and columns exchanged.
+    /// The transposed view of the same data.
     pub fn transposed(self) -> Self {
         Self {
             rows: self.cols,
@@ -73,12 +74,12 @@ impl<'a, T: Element> Matrix<'a, T> {
         self.data.len() - row * self.row_stride - col * self.col_stride
     }
 
-    /// Elements between vertically adjacent ones.
+    /// Elements from one row to the next.
     pub(super) fn row_stride(&self) -> usize {
         self.row_stride
     }
 
-    /// Elements between horizontally adjacent ones.
+    /// Elements from one column to the next.
     pub(super) fn col_stride(&self) -> usize {
         self.col_stride
     }
@@ -90,8 +91,8 @@ impl<'a, T: Element> Matrix<'a, T> {
     }
 }
 
-/// How far steps along two axes lead, (count, stride) each. Saturates: sizes that wrapped around could
-/// pass a check that `unsafe` code relies on.
+/// Distance of steps along two axes, (count, stride) each. Saturates, because sizes that wrapped
+/// around could pass a check that `unsafe` code relies on.
 pub(super) fn far(a: (usize, usize), b: (usize, usize)) -> usize {
     a.0.saturating_mul(a.1).saturating_add(b.0.saturating_mul(b.1))
 }
@@ -134,12 +135,12 @@ impl<'a, T: Element> MatrixMut<'a, T> {
         self.cols
     }
 
-    /// Elements between vertically adjacent ones.
+    /// Elements from one row to the next.
     pub(super) fn row_stride(&self) -> usize {
         self.row_stride
     }
 
-    /// The data, to be written in tiles from several threads.
+    /// The data, for several threads that write tiles of it.
     pub(super) fn shared(&mut self) -> SharedMut<'_, T> {
         SharedMut::new(self.data)
     }

@@ -1,14 +1,14 @@
-//! The innermost loop: a few rows of C, 32 columns wide, held in registers over a run of k.
+//! The innermost loop: a few rows of C, 32 columns wide, stay in registers over a block of k.
 //!
-//! Every kernel computes, for each element, the same chain of fused multiply-adds in ascending k,
-//! so which kernel runs (height, instruction set) never shows in the result.
+//! Every kernel computes, for each element, the same chain of fused multiply-adds in ascending k.
+//! So the kernel's height and instruction set never affect the result.
 
 use super::super::simd::{Isa, isa};
 
 /// Columns that a kernel computes, on every instruction set: the width of a packed B panel.
 pub(super) const PANEL_COLS: usize = 32;
 
-/// Most rows of any kernel; packed A panels have this many lanes per k so that rows stay aligned.
+/// Lanes of a packed panel of A per step of k, so that steps stay aligned. No kernel has more rows.
 pub(super) const PANEL_ROWS_MAX: usize = 16;
 
 /// Operands of one kernel call. Strides are in elements.
@@ -26,11 +26,11 @@ pub(super) struct Tile {
     /// C(r, j) = `c[r * c_row + j]`, 32 columns.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
-    /// Start the chains from what C holds instead of 0.
+    /// Start the chains from the values in C instead of 0.
     pub(super) resume: bool,
 }
 
-/// Computes a tile of as many rows as its position in [`Kernels::by_rows`] says.
+/// Computes a tile. The number of rows follows from the kernel's position in [`Kernels::by_rows`].
 ///
 /// # Safety
 /// All addresses that the tile's strides reach must be valid, C must not overlap A or B, and the
@@ -44,7 +44,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// Those of the instruction set in use.
+    /// The kernels of the instruction set in use.
     pub(super) fn current() -> &'static Kernels {
         match isa() {
             #[cfg(target_arch = "x86_64")]
@@ -56,8 +56,8 @@ impl Kernels {
     }
 }
 
-/// A cut of some rows into nearly equal panels. Equal heights matter because a low panel has too few
-/// independent chains to fill the pipeline.
+/// A division of rows into nearly equal panels. Equal heights matter because a panel with few rows
+/// has too few independent chains to fill the pipeline.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     rows: usize,
@@ -66,7 +66,7 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// The fewest panels no higher than `height_max`.
+    /// The fewest panels with at most `height_max` rows.
     pub(super) fn new(rows: usize, height_max: usize) -> Self {
         Self { rows, count: rows.div_ceil(height_max) }
     }
@@ -81,8 +81,8 @@ impl Panels {
 static PORTABLE: Kernels =
     Kernels { by_rows: &[portable::<1>, portable::<2>, portable::<3>, portable::<4>] };
 
-/// Plain Rust, for targets without a kernel of their own. LLVM vectorizes the loop over columns
-/// where the target has fused multiply-add.
+/// Plain Rust, for targets without a special kernel. LLVM vectorizes the loop over columns if the
+/// target has fused multiply-add.
 ///
 /// # Safety
 /// See [`Kernel`].
@@ -91,7 +91,7 @@ unsafe fn portable<const R: usize>(tile: &Tile) {
     const COLS: usize = 8;
     for first in (0..PANEL_COLS).step_by(COLS) {
         let mut sums = [[0.0f32; COLS]; R];
-        // SAFETY: the caller vouches for every address of the tile, and all of these are in it.
+        // SAFETY: the caller guarantees every address of the tile, and all of these are in it.
         unsafe {
             if tile.resume {
                 for (r, row) in sums.iter_mut().enumerate() {

@@ -1,16 +1,18 @@
 //! Matrix multiplication: `C = op(A) · op(B)` with a fused epilogue.
 //!
 //! **Definition.** Each element of C is one sequential chain of f32 fused multiply-adds over
-//! k = 0..K starting from 0, then `· scale`, then `+ bias`, then `+ addend`, then `+ old C`, then one rounding to
-//! the type of C. The implementation (packing, tiles, threads, instruction set) is not visible in
-//! the result: it is bitwise that of the three nested loops.
+//! k = 0..K starting from 0, then `· scale`, then `+ bias`, then `+ addend`, then `+ old C`, then
+//! one rounding to the type of C. The implementation (packing, tiles, threads, instruction set)
+//! does not affect the result: it has the bits of three nested loops.
 //!
-//! Structure, after BLIS: the output is cut into tiles, one task each (`partition`). A task walks
-//! k in blocks; per block it packs its part of B once, then takes the rows in panels of a few: a
-//! panel of A is packed into the first-level cache and multiplied with all of B (`micro`). Sums
-//! wait in a per-thread f32 buffer between k blocks. A single row goes another way (`row`).
+//! Structure, after BLIS: the output is divided into tiles, one task each (`partition`). A task
+//! loops over blocks of k. Per block it packs its part of B once, then packs panels of a few rows
+//! of A, a group at a time. A panel fits in the first-level cache and is multiplied with all of the
+//! packed B (`micro`). Between blocks of k, sums stay in a per-thread f32 buffer. A single row has
+//! a separate path (`row`).
 //!
-//! Products of bf16 operands may have other sums instead, those of AMX (`amx/`): [`Bf16Products`] chooses.
+//! Products of bf16 operands may have different sums, those of AMX (`amx/`). [`Bf16Products`]
+//! selects them.
 
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -46,18 +48,18 @@ use pack::{LANES, Source, Strip, pack};
 use partition::{Limits, Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
 pub use products::Bf16Products;
 
-/// Longest run of k between two visits of the sums. A packed panel of A of this depth (32 KiB) stays in
-/// a first-level cache, a packed B (1 MiB) in a second-level one.
+/// Maximum length of a block of k. A packed panel of A of this depth (32 KiB) stays in a
+/// first-level cache, and a packed B (1 MiB) in a second-level cache.
 const K_BLOCK_MAX: usize = 512;
 
-/// Below this many multiply-adds a second thread costs more than it brings.
+/// Below this many multiply-adds, a second thread costs more time than it saves.
 const PARALLEL_MIN: usize = 1 << 16;
 
-/// A cycle has 32 multiply-adds, and packing one element takes about a third of it.
+/// A core does 32 multiply-adds per cycle. Packing one element takes about a third of a cycle.
 const LIMITS: Limits = Limits { rows_max: TILE_ROWS_MAX, pack_cost: 10 };
 
 /// Row panels of A packed together: enough to use whole cache lines of a transposed A while they
-/// are there.
+/// are in the cache.
 const GROUP_PANELS: usize = 8;
 
 const PACKED_A_LEN: usize = GROUP_PANELS * PANEL_ROWS_MAX * K_BLOCK_MAX;
@@ -77,7 +79,7 @@ pub(super) fn touch_scratch() {
     SCRATCH.with_borrow_mut(Scratch::touch);
 }
 
-/// `c = a · b`, with the epilogue; see the module's definition. Uses the current rayon pool.
+/// `c = a · b` with the epilogue, see the module's definition. Uses the current rayon pool.
 ///
 /// # Panics
 /// If shapes do not match.
@@ -167,8 +169,8 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
                 let (first, height) = (panel_rows.start, panel_rows.len());
                 let a = &packed_a[in_group * PANEL_ROWS_MAX * depth..][..PANEL_ROWS_MAX * depth];
                 for col_panel in 0..col_panels {
-                    // A tile of sums is contiguous. Without a second k block nothing has to be
-                    // remembered, and one place in the first-level cache serves all tiles.
+                    // A tile of sums is contiguous. With a single block of k, sums need not be
+                    // kept, so all tiles share one place in the first-level cache.
                     let place = match k_blocks {
                         1 => 0,
                         _ => (first * col_panels + col_panel * height) * PANEL_COLS,
@@ -187,14 +189,14 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
                         resume: k_block > 0,
                     };
                     // SAFETY: A and B are packed for `depth` steps, the sums have `height` rows,
-                    // and `Kernels::current` are kernels of this machine.
+                    // and this machine can run the kernels of `Kernels::current`.
                     unsafe { (kernels.by_rows[height - 1])(&tile) };
                     if k_block + 1 == k_blocks {
                         let first_col = col_panel * PANEL_COLS;
                         let width = PANEL_COLS.min(cols.len() - first_col);
                         let bias = bias.map(|bias| &bias[first_col..]);
                         let corner = (rows.start + first, cols.start + first_col);
-                        // SAFETY: the tile lies within the task's own part of C.
+                        // SAFETY: the tile is inside the task's own part of C.
                         unsafe {
                             let c = (self.c, self.c_row_stride);
                             self.epilogue.store(sums, width, bias, corner, c);
@@ -229,7 +231,7 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
             Strip { lane: rows.start, lanes: rows.len(), offset: i * PANEL_ROWS_MAX * depth }
         };
         assert!(group.len() * PANEL_ROWS_MAX * depth <= packed.len());
-        // SAFETY: the ranges lie in the matrix, whose view was checked; the target is long enough.
+        // SAFETY: the ranges are in the matrix, whose view was checked. The target is long enough.
         unsafe {
             pack(source, depth, group.len(), strip, packed.as_mut_ptr(), PANEL_ROWS_MAX);
         }

@@ -1,36 +1,36 @@
 //! Packing: copies a part of an operand into the order in which the kernels read it, as f32.
 //!
-//! A packed strip holds, for each k, 16 lanes (rows of A or columns of B) side by side. Values are
-//! only moved and widened, never computed with, so packing cannot influence a result. Lanes beyond
-//! those asked for may hold anything: no kernel stores what it computes from them.
+//! A packed strip contains, for each k, 16 lanes (rows of A or columns of B) side by side. Packing
+//! only moves and widens values, so it cannot affect a result. Lanes beyond the requested ones may
+//! have any value: no result computed from them is stored.
 
 use super::super::element::Element;
 use super::super::simd::{Isa, isa};
 #[cfg(target_arch = "x86_64")]
 use super::turn::turn_16;
 
-/// Lanes of a strip, and steps of k moved together.
+/// Lanes of a strip. Also the number of steps of k that are moved together.
 pub(super) const LANES: usize = 16;
 
-/// An operand as packing sees it: lanes × k elements with a stride for each direction.
+/// A source of packing: lanes × k elements, with a stride for each direction.
 #[derive(Clone, Copy)]
 pub(super) struct Source<T> {
     pub(super) start: *const T,
     pub(super) lane_stride: usize,
     pub(super) k_stride: usize,
-    /// Elements from `start` on that may be read.
+    /// Elements that may be read, counted from `start`.
     pub(super) readable: usize,
 }
 
 impl<T> Source<T> {
-    /// The part that begins at this lane and step.
+    /// The part that starts at this lane and step.
     #[inline(always)]
     pub(super) fn from(&self, lane: usize, p: usize) -> Source<T> {
         let skipped = lane * self.lane_stride + p * self.k_stride;
         Source { start: self.at(lane, p), readable: self.readable - skipped, ..*self }
     }
 
-    /// Where an element is.
+    /// The address of an element.
     #[inline(always)]
     pub(super) fn at(&self, lane: usize, p: usize) -> *const T {
         self.start.wrapping_add(lane * self.lane_stride + p * self.k_stride)
@@ -41,7 +41,7 @@ impl<T> Source<T> {
 pub(super) struct Strip {
     /// First lane in the source.
     pub(super) lane: usize,
-    /// How many lanes matter, 1 to 16.
+    /// Number of lanes that are used, 1 to 16.
     pub(super) lanes: usize,
     /// Where lane 0 of step 0 goes.
     pub(super) offset: usize,
@@ -51,8 +51,8 @@ pub(super) struct Strip {
 /// `target[offset + p * target_stride + l]`.
 ///
 /// # Safety
-/// All `lanes` × `k` elements of each strip must be readable, and 16 lanes at each of k steps of the
-/// target writable.
+/// All `lanes` × `k` elements of each strip must be readable. 16 lanes at each of k steps of the
+/// target must be writable.
 pub(super) unsafe fn pack<T: Element>(
     source: Source<T>,
     k: usize,
@@ -61,7 +61,7 @@ pub(super) unsafe fn pack<T: Element>(
     target: *mut f32,
     target_stride: usize,
 ) {
-    // SAFETY: the caller's promise covers every address; the instruction set is available.
+    // SAFETY: the caller's promise covers every address. The instruction set is available.
     unsafe {
         match isa() {
             #[cfg(target_arch = "x86_64")]
@@ -126,9 +126,9 @@ unsafe fn pack_avx512<T: Element>(
     });
 }
 
-/// Calls `each(source, lanes, steps, (offset, step))` for pieces of up to 16 × 16 in an order that
-/// follows the source's memory: along k where k is contiguous, else across the strips, so that few
-/// pages are in use at a time.
+/// Calls `each(source, lanes, steps, (offset, step))` for pieces of up to 16 × 16, in the order of
+/// the source's memory: along k if k is contiguous, else across the strips. So few pages are in use
+/// at a time.
 #[inline(always)]
 fn walk<T>(
     source: Source<T>,
@@ -156,7 +156,7 @@ fn walk<T>(
     }
 }
 
-/// Moves `steps` steps of a strip, any strides.
+/// Moves `steps` steps of a strip, with any strides.
 ///
 /// # Safety
 /// See [`pack`].
@@ -168,11 +168,12 @@ unsafe fn move_plain<T: Element>(
     target: *mut f32,
     target_stride: usize,
 ) {
-    // Reading all 16 lanes is faster than the right number of them, and fine but for the last rows
-    // of a matrix.
+    // Reading all 16 lanes is faster than reading only those in use, and possible except at the end
+    // of the source.
     let whole_lanes =
         source.lane_stride == 1 && (steps - 1) * source.k_stride + LANES <= source.readable;
-    // SAFETY: by the check above, or since lanes below `lanes` and steps below `steps` are readable.
+    // SAFETY: whole lanes are readable by the check above. Otherwise, only lanes below `lanes` and
+    // steps below `steps` are read, which the caller guarantees to be readable.
     unsafe {
         if whole_lanes {
             for p in 0..steps {
@@ -204,10 +205,10 @@ unsafe fn move_transposed<T: Element>(
     target_stride: usize,
 ) {
     use std::arch::x86_64::*;
-    // Missing lanes repeat the last one: a constant trip count keeps everything in registers.
+    // Missing lanes repeat the last one, since a constant trip count keeps everything in registers.
     let mut rows = [_mm512_setzero_ps(); LANES];
     for (lane, row) in rows.iter_mut().enumerate() {
-        // SAFETY: the lane exists and has 16 steps; 16 floats make a vector.
+        // SAFETY: the lane exists and has 16 steps. A vector has the layout of 16 floats.
         unsafe {
             let values = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
             *row = std::mem::transmute::<[f32; LANES], __m512>(T::widen(values));

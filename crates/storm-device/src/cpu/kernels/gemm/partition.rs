@@ -1,26 +1,27 @@
-//! How the output is cut into tiles, one task each.
+//! How the output is divided into tiles, one task each.
 //!
-//! The cut never shows in the result (each element is one chain of its own), so it may follow the
-//! number of threads.
+//! The division never affects the result, since each element is a separate chain. So it may depend
+//! on the number of threads.
 
 use super::micro::PANEL_COLS;
 
-/// Most rows of a tile whose sums wait for further blocks of k; bounds the per-thread buffer of sums.
+/// Maximum rows of a tile whose sums are kept between blocks of k. It bounds the per-thread buffer
+/// of sums.
 pub(super) const TILE_ROWS_MAX: usize = 512;
-/// Most columns of a tile; with the depth of a k block it bounds the packed B, which should stay in
-/// the second-level cache.
+/// Maximum columns of a tile. With the depth of a block of k, it bounds the packed B, which should
+/// stay in the second-level cache.
 pub(super) const TILE_COLS_MAX: usize = 512;
 
-/// What kernels can do.
+/// Limits and costs of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Most rows of a tile.
+    /// Maximum rows of a tile.
     pub(super) rows_max: usize,
     /// Cost of packing one element, in multiply-adds.
     pub(super) pack_cost: usize,
 }
 
-/// Where the search for a better balance stops.
+/// Maximum tiles per thread in the search for a better balance.
 const TILES_PER_THREAD: usize = 4;
 
 /// A grid of nearly equal tiles.
@@ -33,15 +34,15 @@ pub(super) struct Partition {
 }
 
 impl Partition {
-    /// The grid with the least estimated time: tiles of the busiest thread × cost of a tile, where
-    /// small tiles pay more for packing.
+    /// The grid with the least estimated time: tiles of the busiest thread × cost of a tile.
+    /// Smaller tiles cost more in total for packing.
     pub(super) fn new(rows: usize, cols: usize, threads: usize, limits: Limits) -> Self {
         let panels = cols.div_ceil(PANEL_COLS);
         let row_tiles_min = rows.div_ceil(limits.rows_max);
         let col_tiles_min = cols.div_ceil(TILE_COLS_MAX);
         let mut best = (usize::MAX, row_tiles_min, col_tiles_min);
-        // With a few tiles per thread their number hardly matters any more; this also bounds the
-        // search, which runs in every call.
+        // Beyond a few tiles per thread, their number hardly matters. This also bounds the search,
+        // which runs in every call.
         let tiles_max = TILES_PER_THREAD * threads;
         for row_tiles in row_tiles_min..=rows.min(tiles_max / col_tiles_min) {
             for col_tiles in col_tiles_min..=panels.min(tiles_max / row_tiles) {
@@ -63,7 +64,7 @@ impl Partition {
         self.row_tiles * self.col_tiles
     }
 
-    /// Rows and columns of a tile. Column cuts fall on panel boundaries.
+    /// Rows and columns of a tile. Tiles start at panel boundaries of the columns.
     pub(super) fn tile(&self, index: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let (row, col) = (index / self.col_tiles, index % self.col_tiles);
         let row_cut = |i: usize| self.rows * i / self.row_tiles;

@@ -1,11 +1,12 @@
-//! Which sums a product of bf16 operands computes: those of the module's definition, or those of AMX.
+//! Selects the sums of products of bf16 operands: those of the module's definition, or those of
+//! AMX.
 
 use super::super::element::Element;
 use super::matrix::{Matrix, MatrixMut};
 use super::{Epilogue, PARALLEL_MIN, amx, gemm_with};
 
-/// How products of two bf16 operands are summed. This is part of what a run computes: the two differ in
-/// the last bits. All other operands are multiplied as with `Fma`.
+/// How products of two bf16 operands are summed. This is part of the definition of a run, because
+/// the two differ in the last bits. Products of other operands are always summed as with `Fma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Bf16Products {
     /// One chain of fused multiply-adds for each element.
@@ -32,7 +33,7 @@ impl Bf16Products {
         self.gemm_with(threads, a, b, c, epilogue);
     }
 
-    /// [`Bf16Products::gemm`] on the calling thread, for kernels that are parallel themselves.
+    /// [`Bf16Products::gemm`] on the calling thread, for kernels that are themselves parallel.
     ///
     /// # Panics
     /// If shapes do not match.

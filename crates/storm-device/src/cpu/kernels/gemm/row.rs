@@ -1,8 +1,8 @@
-//! One row times a matrix whose columns are contiguous: a token through a projection.
+//! One row times a matrix whose columns are contiguous, as in the projection of a single token.
 //!
-//! Each element of the matrix is used once, so packing it would cost more than the product. Squares of
-//! it are turned in registers and multiplied there: memory is read once, in order, and nothing is
-//! written but the result. Each element's chain is that of the module's definition.
+//! Each element of the matrix is used once, so packing it would cost more than the product. Squares
+//! of the matrix are transposed in registers and multiplied there: memory is read once, in order,
+//! and only the result is written. Each element's chain is that of the module's definition.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -19,11 +19,11 @@ use super::micro::PANEL_COLS;
 use super::turn::{turn_8, turn_16};
 use super::{PACKED_A_LEN, Problem, SCRATCH};
 
-/// Pieces of work per thread, so that none waits long for the last.
+/// Tasks per thread: enough that all threads finish at about the same time.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Where the columns of a panel begin. Columns beyond the last repeat it: constant trip counts keep
-/// everything in registers.
+/// Addresses of the columns of a panel. Columns beyond the last repeat it, since constant trip
+/// counts keep everything in registers.
 type Columns<T> = [*const T; PANEL_COLS];
 
 /// Sums the products of a row and each column of a panel.
@@ -32,7 +32,7 @@ type Columns<T> = [*const T; PANEL_COLS];
 /// The columns must be as long as the row, and the machine must have the kernel's instruction set.
 type RowKernel<T> = unsafe fn(&[f32], &Columns<T>, &mut [f32; PANEL_COLS]);
 
-/// The kernel of the instruction set in use, if it has one.
+/// The kernel for the instruction set in use, if there is one.
 fn kernel<T: Element>() -> Option<RowKernel<T>> {
     #[cfg(target_arch = "x86_64")]
     match isa() {
@@ -44,10 +44,10 @@ fn kernel<T: Element>() -> Option<RowKernel<T>> {
 }
 
 impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
-    /// Computes an output of one row, `columns` wide, if this way suits it.
+    /// Computes an output of one row, `columns` wide, if this path supports the operands.
     pub(super) fn run_row(&self, columns: usize, threads: usize) -> Option<()> {
         let kernel = kernel::<B>()?;
-        // The row is widened into the buffer of packed rows.
+        // The row is widened into the buffer for packed A, which limits k.
         let has_kernel = B::PER_WORD <= 2;
         if !has_kernel
             || self.a.rows() != 1
@@ -75,7 +75,7 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
     fn run_row_part(&self, kernel: RowKernel<B>, part: Range<usize>, scratch: &mut Scratch) {
         let [row] = scratch.split([self.k]);
         for (p, value) in row.iter_mut().enumerate() {
-            // SAFETY: the row of A is as long as the chain.
+            // SAFETY: the row of A has `k` elements.
             *value = unsafe { *self.a.at(0, p) }.to_f32();
         }
         let mut bias = [0.0; PANEL_COLS];
@@ -84,8 +84,8 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
             let width = PANEL_COLS.min(part.end - first);
             let bias = self.epilogue.widen_bias(first..first + width, &mut bias);
             let columns = std::array::from_fn(|i| self.b.at(0, first + i.min(width - 1)));
-            // SAFETY: columns of B are contiguous and as long as the row, whose view was checked;
-            // `kernel` chose what this machine has. The panel is the task's own part of C.
+            // SAFETY: columns of B are contiguous and as long as the row, by the checks of the
+            // views. This machine can run `kernel`. The panel is the task's own part of C.
             unsafe {
                 kernel(row, &columns, &mut sums);
                 let c = (self.c, self.c_row_stride);
@@ -95,7 +95,7 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
     }
 }
 
-/// Goes on with the chains from step `first` to the end of the row.
+/// Continues the chains from step `first` to the end of the row.
 ///
 /// # Safety
 /// See [`RowKernel`].
@@ -114,8 +114,9 @@ unsafe fn finish<T: Element>(
     }
 }
 
-/// A kernel for vectors of `$lanes` lanes: a panel's chains stay in registers, each square of weights is
-/// turned and multiplied by a function of its own, since the compiler mixes them up and spills otherwise.
+/// A kernel for vectors of `$lanes` lanes. A panel's chains stay in registers. A separate function
+/// transposes and multiplies each square of weights, because otherwise the compiler interleaves the
+/// squares and spills registers.
 #[cfg(target_arch = "x86_64")]
 macro_rules! row_kernel {
     (
@@ -141,18 +142,18 @@ macro_rules! row_kernel {
                 }
             }
             for (chain, sums) in chains.into_iter().zip(sums.as_chunks_mut::<$lanes>().0) {
-                // SAFETY: the sums are as many as a vector has lanes.
+                // SAFETY: there is one sum for each lane of a vector.
                 unsafe { $store(sums.as_mut_ptr(), chain) };
             }
             // SAFETY: the caller's promise.
             unsafe { finish(row, columns, whole, sums) };
         }
 
-        /// Goes on with the chains of some columns by a vector of each, from step `p` on; `row` begins
-        /// there.
+        /// Continues the chains of some columns with a vector of each, starting at step `p`, which
+        /// is the start of `row`.
         ///
         /// # Safety
-        /// The row and the columns must have so many values.
+        /// `row`, and each column from step `p`, must have lanes × `T::PER_WORD` values.
         #[inline(never)]
         #[target_feature(enable = $features)]
         unsafe fn $square<T: Element>(
@@ -166,7 +167,7 @@ macro_rules! row_kernel {
                 // SAFETY: the caller's promise.
                 *word = unsafe { $load(column.add(p).cast()) };
             }
-            // One word of each column, instead of all words of one.
+            // Transposed, a vector has one word of each column.
             for (i, word) in $turn(words).into_iter().enumerate() {
                 // SAFETY: the caller's promise.
                 let value = |step| unsafe { *row.add(i * T::PER_WORD + step) };

@@ -1,15 +1,15 @@
-//! Squares of 32-bit values turned in registers: row and column exchanged.
+//! Transposes squares of 32-bit values in registers.
 
 use std::arch::x86_64::*;
 
-/// A square of 16.
+/// Transposes 16 × 16 values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) fn turn_16(r: [__m512; 16]) -> [__m512; 16] {
     let pd = |x| _mm512_castps_pd(x);
     let ps = |x| _mm512_castpd_ps(x);
-    // Each step doubles the run of values that belong together: pairs, then quadruples within each
-    // 128-bit quarter, then the quarters are exchanged.
+    // First pairs of values of a column are joined, then quadruples within each 128-bit quarter.
+    // Then the quarters are exchanged.
     let zero = _mm512_setzero_ps();
     let mut t = [zero; 16];
     for i in 0..8 {
@@ -38,7 +38,7 @@ pub(super) fn turn_16(r: [__m512; 16]) -> [__m512; 16] {
     turned
 }
 
-/// A square of 8.
+/// Transposes 8 × 8 values.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn turn_8(r: [__m256; 8]) -> [__m256; 8] {

@@ -1,34 +1,35 @@
-//! `TDPBF16PS` in plain Rust: the definition of the sums, and their kernel where there is no AMX.
+//! `TDPBF16PS` in plain Rust: the definition of the sums, and their kernel on machines without AMX.
 //!
-//! The instruction multiplies 16 pairs of A with 16 pairs of B. Even and odd products have a chain of
-//! fused multiply-adds each, from zero; the two are added, and that is added to the sum so far. All of it
-//! is rounded to nearest, and denormal numbers are zeros, as operands and as results. Which NaN results
-//! from a NaN is not defined here.
+//! The instruction multiplies 16 pairs of A with 16 pairs of B. Even and odd products each have a
+//! chain of fused multiply-adds, starting from zero. The two chains are added, and the result is
+//! added to the previous sum. Every operation rounds to nearest, and denormal numbers count as
+//! zeros, as operands and as results. If an operand is NaN, it is not defined which NaN results.
 
 use super::kernel::{COLUMNS, Operands, ROWS, STEP};
 use crate::simd_dispatch;
 
-/// Columns at a time, as in a tile.
+/// Columns computed together, as in a tile.
 const LANES: usize = 16;
 
-/// A zero of the same sign in place of a denormal number.
+/// Replaces a denormal number by a zero of the same sign.
 #[inline(always)]
 fn flush(value: f32) -> f32 {
     let kept = if value.abs() < f32::MIN_POSITIVE { 0x8000_0000 } else { u32::MAX };
     f32::from_bits(value.to_bits() & kept)
 }
 
-/// `a · b + sum`, rounded once. What is too small is recognized after rounding, as if exponents had no
-/// limit: from just below the smallest normal number, `mul_add` may round up to it, and the instruction has 0.
+/// `a · b + sum`, rounded once, with tiny results flushed to 0. The instruction detects them after
+/// rounding with unlimited exponents. So just below the smallest normal number, `mul_add` may round
+/// up to it while the instruction returns 0.
 fn multiply_add(a: f32, b: f32, sum: f32) -> f32 {
     let rounded = a.mul_add(b, sum);
     if rounded.abs() != f32::MIN_POSITIVE {
         return flush(rounded);
     }
-    // Half of the distance to the next number below, with the precision of normal numbers.
+    // Halfway to the next number below, with the precision of normal numbers.
     let least = f64::from(f32::MIN_POSITIVE) * (1.0 - f64::from(f32::EPSILON) / 4.0);
     let sign = f64::from(rounded.signum());
-    // The product is exact; the sum and its error are those of Knuth's addition.
+    // The product is exact. The sum and its error are computed as in Knuth's two-sum.
     let (product, sum) = (sign * f64::from(a) * f64::from(b), sign * f64::from(sum));
     let total = product + sum;
     let part = total - product;
@@ -46,7 +47,7 @@ fn halves(word: u32) -> (f32, f32) {
 }
 
 simd_dispatch! {
-    /// One instruction for one row: `sums += a · b`, where B has 16 rows of 16 pairs.
+    /// One instruction, for one row: `sums += a · b`, where B has 16 rows of 16 pairs.
     fn row(a: &[u32; 16], b: &[[u32; 16]; 16], sums: &mut [f32; 16]) {
         let (mut even, mut odd) = ([0.0f32; LANES], [0.0f32; LANES]);
         for (&a, b) in a.iter().zip(b) {
@@ -59,7 +60,7 @@ simd_dispatch! {
                 smallest |= next.0.abs() == f32::MIN_POSITIVE || next.1.abs() == f32::MIN_POSITIVE;
                 (even[lane], odd[lane]) = (flush(next.0), flush(next.1));
             }
-            // Almost never: see `multiply_add`.
+            // This is rare, see `multiply_add`.
             if smallest {
                 for lane in 0..LANES {
                     let (b_even, b_odd) = halves(b[lane]);
@@ -74,7 +75,7 @@ simd_dispatch! {
     }
 }
 
-/// What [`super::hardware::Tiles::multiply`] does.
+/// Emulates [`super::hardware::Tiles::multiply`].
 ///
 /// # Safety
 /// All addresses of the operands must be valid.
@@ -82,7 +83,7 @@ pub(super) unsafe fn multiply(operands: &Operands) {
     let Operands { steps, a, a_row, b, sums, resume } = *operands;
     for r in 0..ROWS {
         for half in 0..COLUMNS / LANES {
-            // SAFETY: the caller vouches for the addresses; words of A may be unaligned.
+            // SAFETY: the caller guarantees the addresses. Reads of A and B may be unaligned.
             unsafe {
                 let place = sums.add(r * COLUMNS + half * LANES).cast::<[f32; LANES]>();
                 let mut sums = if resume { place.read() } else { [0.0; LANES] };

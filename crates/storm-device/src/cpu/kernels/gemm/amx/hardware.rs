@@ -1,6 +1,6 @@
-//! The tiles of AMX: whether this process may use them, their configuration, and the kernel on them.
+//! The tiles of AMX: whether this process may use them, their configuration, and their kernel.
 //!
-//! Rust has no stable intrinsics for them, so all of this is assembly.
+//! Rust has no stable intrinsics for them, so the instructions are in assembly.
 
 use super::kernel::{COLUMNS, Operands, ROWS};
 use std::arch::asm;
@@ -14,14 +14,16 @@ const TILE_ROW_BYTES: usize = 64;
 /// Tiles of a core.
 const TILES: usize = 8;
 
-/// The system call `arch_prctl`, and what asks for permission to use a part of a core's state.
+/// The system call `arch_prctl`, and its code to request permission for a component of a core's
+/// state.
 const SYS_ARCH_PRCTL: usize = 158;
 const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
-/// The number of the tiles' data among the parts of that state, and of their configuration.
+/// Numbers of the state components for tile data and tile configuration.
 const TILE_DATA: usize = 18;
 const TILE_CONFIG: usize = 17;
 
-/// Whether this process may use AMX for bf16, or why not. The first call asks the system for permission.
+/// Whether this process may use AMX for bf16, or why not. The first call requests permission from
+/// the system.
 pub(super) fn availability() -> Result<(), &'static str> {
     static AVAILABILITY: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *AVAILABILITY.get_or_init(ask)
@@ -40,7 +42,7 @@ fn ask() -> Result<(), &'static str> {
         return Err("only Linux is asked for AMX");
     }
     let result: isize;
-    // SAFETY: the call changes no memory of this process; it lets all of its threads use the tiles.
+    // SAFETY: the call changes no memory of this process. It permits all its threads to use tiles.
     unsafe {
         asm!(
             "syscall",
@@ -55,7 +57,7 @@ fn ask() -> Result<(), &'static str> {
     if result != 0 {
         return Err("the system does not let this process use AMX");
     }
-    // SAFETY: AVX-512 was detected, which needs XGETBV.
+    // SAFETY: AVX-512 was detected, and its detection needs XGETBV.
     let enabled = unsafe { enabled_state() };
     if enabled >> TILE_CONFIG & 3 != 3 {
         return Err("the system has not enabled AMX");
@@ -63,7 +65,7 @@ fn ask() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// The parts of the state that the system saves.
+/// A mask of the state components that the system has enabled.
 ///
 /// # Safety
 /// The processor must have XGETBV.
@@ -73,7 +75,7 @@ unsafe fn enabled_state() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// What `ldtilecfg` reads: all tiles are 16 rows of 64 bytes.
+/// The operand of `ldtilecfg`. All tiles have 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -100,22 +102,22 @@ static CONFIGURATION: Configuration = {
     configuration
 };
 
-/// The tiles of the calling thread, configured; released when dropped, so that the system has nothing to
-/// save of a thread that does something else.
+/// The configured tiles of the calling thread. They are released on drop, so that the system does
+/// not have to save them afterwards.
 pub(super) struct Tiles(());
 
 impl Tiles {
     /// # Safety
     /// [`availability`] must have returned `Ok`.
     pub(super) unsafe fn configure() -> Tiles {
-        // SAFETY: the configuration is valid, and the caller's promise.
+        // SAFETY: the configuration is valid. The rest is the caller's promise.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly));
         }
         Tiles(())
     }
 
-    /// Sums of 32 × 32 elements: two tiles of A times two of B into four.
+    /// Computes 32 × 32 sums: two tiles of A times two tiles of B, in four tiles of sums.
     ///
     /// # Safety
     /// All addresses of the operands must be valid.
@@ -125,7 +127,7 @@ impl Tiles {
         const SUMS_HALF_BYTES: usize = TILE_ROWS * SUMS_ROW_BYTES;
         const B_TILE_BYTES: usize = TILE_ROWS * TILE_ROW_BYTES;
         const { assert!(ROWS == 2 * TILE_ROWS && COLUMNS == 2 * TILE_ROWS) };
-        // SAFETY: the caller vouches for the addresses; a live `Tiles` means that the tiles are configured.
+        // SAFETY: the caller guarantees the addresses. While `self` lives, tiles are configured.
         unsafe {
             asm!(
                 "test {resume:e}, {resume:e}",

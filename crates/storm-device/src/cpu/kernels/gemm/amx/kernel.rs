@@ -1,4 +1,4 @@
-//! The operands of one kernel call, and the choice between the tiles of a core and their emulation.
+//! The operands of a kernel call, and the choice between the tiles of a core and their emulation.
 
 use super::emulated;
 #[cfg(target_arch = "x86_64")]
@@ -21,7 +21,8 @@ pub(super) struct Operands {
     /// A(r, p) = `a[r * a_row + p]`.
     pub(super) a: *const bf16,
     pub(super) a_row: usize,
-    /// For each step two pieces of 16 columns. In a piece, the 16 columns of each pair of products are side by side.
+    /// For each step, two pieces of 16 columns. In a piece, the 16 columns of each pair of products
+    /// are side by side.
     pub(super) b: *const bf16,
     /// Sum(r, j) = `sums[r * 32 + j]`.
     pub(super) sums: *mut f32,
@@ -32,10 +33,10 @@ pub(super) struct Operands {
 /// Set by [`force_emulation`].
 static EMULATED: AtomicBool = AtomicBool::new(false);
 
-/// Whether bf16 products with the bits of AMX run on the processor's tiles here.
+/// Whether bf16 products with the sums of AMX can run on this processor's tiles.
 ///
 /// # Errors
-/// The reason why they are emulated, which is some hundred times slower.
+/// The reason why they are emulated, which is roughly a hundred times slower.
 pub fn amx_availability() -> Result<(), &'static str> {
     #[cfg(target_arch = "x86_64")]
     return hardware::availability();
@@ -43,13 +44,13 @@ pub fn amx_availability() -> Result<(), &'static str> {
     Err("this processor has no AMX")
 }
 
-/// Makes the process emulate AMX from now on, or stop to. Results do not change, only speed; this exists so
-/// that tests can prove it.
+/// Switches emulation of AMX on or off for the process. Only speed changes, not results. This
+/// exists so that tests can prove it.
 pub fn force_emulation(emulate: bool) {
     EMULATED.store(emulate, Ordering::Relaxed);
 }
 
-/// A way to compute sums, for the calling thread.
+/// Computes sums on the calling thread.
 pub(super) enum Kernel {
     #[cfg(target_arch = "x86_64")]
     Tiles(Tiles),
@@ -57,11 +58,11 @@ pub(super) enum Kernel {
 }
 
 impl Kernel {
-    /// The tiles if this machine has them.
+    /// The tiles, if this process may use them and emulation is not forced.
     pub(super) fn new() -> Kernel {
         #[cfg(target_arch = "x86_64")]
         if !EMULATED.load(Ordering::Relaxed) && hardware::availability().is_ok() {
-            // SAFETY: just asked.
+            // SAFETY: availability was just checked.
             return Kernel::Tiles(unsafe { Tiles::configure() });
         }
         Kernel::Emulated

@@ -1,11 +1,13 @@
 //! Products of bf16 operands with the sums of AMX's `TDPBF16PS`.
 //!
-//! **Definition.** K is padded with zeros to a multiple of 32. Each element of C begins at 0 and adds, in
-//! order, what each 32 products yield ([`emulated`] says how). Then comes the epilogue, as for all products.
-//! How rows and columns are cut, and the number of threads, are not visible in the result.
+//! **Definition.** K is padded with zeros to a multiple of 32. Each element of C starts at 0 and
+//! adds, in order, the results of each 32 products ([`emulated`] defines them). The epilogue
+//! follows, as for all products. The division of rows and columns and the number of threads do not
+//! affect the result.
 //!
-//! Structure: as in the module above, with B packed once for a task, and sums of 32 × 32 elements in four
-//! tiles. Rows of A are read where they are if their steps of k are contiguous.
+//! Structure: as in the module above, with B packed once per task and block of k, and sums of
+//! 32 × 32 elements in four tiles. Full panels of A whose steps of k are contiguous and whole are
+//! read in place.
 
 mod emulated;
 #[cfg(target_arch = "x86_64")]
@@ -26,15 +28,15 @@ use pack::{LANES, Order, PIECE, pack_piece};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Longest run of k between two visits of the sums: as much as a packed B has room for.
+/// Maximum length of a block of k: the depth that the buffer for packed B has room for.
 const K_BLOCK_MAX: usize = 2 * PACKED_B_LEN / TILE_COLS_MAX;
 
-/// Elements of a packed panel of A. Rows lie a little apart, so that they do not compete for one set of the
-/// first-level cache.
+/// Row stride of a packed panel of A, in elements. The extra step keeps rows from competing for one
+/// set of the first-level cache.
 const A_ROW: usize = K_BLOCK_MAX + STEP;
 const PANEL_A_LEN: usize = ROWS * A_ROW;
 
-/// Rows of a task whose sums do not have to wait for another block of k.
+/// Maximum rows of a task whose sums are complete after a single block of k.
 const ROWS_MAX: usize = 4096;
 
 /// Cost of packing one element, in multiply-adds.
@@ -43,7 +45,7 @@ const PACK_COST: usize = 100;
 const _: () = assert!(K_BLOCK_MAX.is_multiple_of(STEP) && PANEL_A_LEN <= 2 * PACKED_A_LEN);
 const _: () = assert!(COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS);
 
-/// `c = a · b` with the epilogue; see the definition.
+/// `c = a · b` with the epilogue, see the definition.
 pub(super) fn gemm<C: Element>(
     threads: usize,
     a: Matrix<bf16>,
@@ -74,7 +76,7 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
         let bias = self.epilogue.widen_bias(cols.clone(), bias);
         let kernel = Kernel::new();
         let (panels, col_panels) = (rows.len().div_ceil(ROWS), cols.len().div_ceil(COLUMNS));
-        // At least one block, so that K = 0 gives zeros; all but the last are whole steps.
+        // At least one block, so that K = 0 gives zeros. All but the last have whole steps.
         let k_blocks = self.k.div_ceil(K_BLOCK_MAX).max(1);
         let block = self.k.div_ceil(k_blocks).next_multiple_of(STEP);
         for k_block in 0..k_blocks {
@@ -87,8 +89,8 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
                 let first_row = rows.start + first;
                 let (a, a_row) = self.rows_for_tiles(first_row, height, k.clone(), packed_a);
                 for col_panel in 0..col_panels {
-                    // Without a second block of k nothing has to be remembered, and one place in the
-                    // first-level cache serves all sums.
+                    // With a single block of k, sums need not be kept, so all panels share one
+                    // place in the first-level cache.
                     let place = match k_blocks {
                         1 => 0,
                         _ => (panel * col_panels + col_panel) * ROWS * COLUMNS,
@@ -102,7 +104,8 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
                         sums: sums.as_mut_ptr(),
                         resume: k_block > 0,
                     };
-                    // SAFETY: A has 32 rows and B 32 columns of so many steps, packed or in their matrix.
+                    // SAFETY: A has 32 rows and B has 32 columns of `steps` steps. A is packed or
+                    // in its matrix, and B is packed.
                     unsafe { kernel.multiply(&operands) };
                     if k_block + 1 == k_blocks {
                         let first_col = col_panel * COLUMNS;
@@ -110,7 +113,7 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
                         let bias = bias.map(|bias| &bias[first_col..]);
                         let sums = &mut sums[..height * COLUMNS];
                         let corner = (first_row, cols.start + first_col);
-                        // SAFETY: the sums lie within the task's own part of C.
+                        // SAFETY: the sums belong to the task's own part of C.
                         unsafe {
                             let c = (self.c, self.c_row_stride);
                             self.epilogue.store(sums, width, bias, corner, c);
@@ -121,7 +124,8 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
         }
     }
 
-    /// Where 32 rows of A are, and how far apart: in the matrix if tiles can be loaded from there.
+    /// The address of 32 rows of A, and their stride. They are in the matrix if tiles can be loaded
+    /// from there, else packed.
     fn rows_for_tiles(
         &self,
         first_row: usize,
@@ -146,8 +150,8 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
         for step in (0..k.len()).step_by(STEP) {
             for lane in (0..height).step_by(LANES) {
                 let size = (LANES.min(height - lane), STEP.min(k.len() - step));
-                // SAFETY: the piece is in the matrix, whose view was checked; by the assertion above, the
-                // buffer has room for 32 such rows.
+                // SAFETY: the piece is in the matrix, whose view was checked. By the assertion on
+                // `PANEL_A_LEN`, the buffer has room for 32 such rows.
                 unsafe {
                     let target = packed.add(lane * A_ROW + step);
                     pack_piece(source.from(lane, step), size, Order::ByLane, target, A_ROW);
@@ -176,8 +180,8 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
             let lane = strip * LANES;
             let size = (LANES.min(cols.len() - lane), STEP.min(k.len() - step * STEP));
             let place = ((strip / 2 * steps + step) * 2 + strip % 2) * PIECE;
-            // SAFETY: the piece is in the matrix, whose view was checked; the buffer has room for it by the
-            // assertion above.
+            // SAFETY: the piece is in the matrix, whose view was checked. By the assertion above,
+            // the buffer has room for it.
             unsafe {
                 let source = source.from(lane, step * STEP);
                 pack_piece(source, size, Order::ByPair, packed.add(place), STEP);

@@ -1,7 +1,7 @@
-//! Packing for AMX: copies parts of operands into the order in which tiles hold them, as bf16.
+//! Packing for AMX: copies parts of operands, as bf16, into the order that tiles have.
 //!
-//! Values are only moved. What lies beyond the operand along k becomes 0, which is part of the sums'
-//! definition; what lies beyond its rows or columns is 0 too, and no result of it is stored.
+//! Values are only moved. Padding along k is 0, which is part of the definition of the sums.
+//! Padding of rows and columns is 0 too, but none of its results is stored.
 
 #[cfg(target_arch = "x86_64")]
 use super::super::super::simd::{Isa, isa};
@@ -17,17 +17,18 @@ pub(super) const LANES: usize = 16;
 /// Elements of a packed piece: 16 lanes of 32 steps of k.
 pub(super) const PIECE: usize = LANES * STEP;
 
-/// What a packed piece has side by side.
+/// The order of elements in a packed piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The steps of each lane, as A has them.
+    /// The steps of each lane are side by side, for A.
     ByLane,
-    /// The lanes of each pair of steps, as B has them.
+    /// The lanes of each pair of steps are side by side, for B.
     ByPair,
 }
 
-/// Packs `lanes` × `steps` elements of the source, at most a piece. Row i of the result (a lane, or a pair
-/// of steps) begins at `target[i * target_row]` and has 32 elements.
+/// Packs `lanes` × `steps` elements of the source, at most a whole piece, and pads with zeros. Row
+/// i of the result (a lane, or a pair of steps) starts at `target[i * target_row]` and has 32
+/// elements.
 ///
 /// # Safety
 /// The elements must be readable, and 16 rows of the target writable.
@@ -38,7 +39,7 @@ pub(super) unsafe fn pack_piece(
     target: *mut bf16,
     target_row: usize,
 ) {
-    // SAFETY: the caller's promise; the instruction set is available.
+    // SAFETY: the caller's promise. The instruction set is available.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if lanes == LANES && steps == STEP && isa() == Isa::Avx512 {
