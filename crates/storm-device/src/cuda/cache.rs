@@ -7,8 +7,8 @@ use super::environment;
 use std::path::{Path, PathBuf};
 use storm_files::{read_private, write_private};
 
-/// The root of the user's caches: `STORM_CACHE`, or `storm` in the system's cache folder; none if neither is
-/// set.
+/// The root of the user's caches: `STORM_CACHE`, or `storm` in the system's cache folder. `None` if
+/// neither is set.
 pub fn cache_folder() -> Option<PathBuf> {
     cache_folder_by(environment::folder)
 }
@@ -46,7 +46,7 @@ impl Cache {
         read_entry(&self.path(key)?, key.as_bytes())
     }
 
-    /// Best effort: failing to write costs only time.
+    /// Best effort: a failure to write costs only time.
     pub(super) fn write(&self, key: &str, value: &[u8]) {
         if let Some(path) = self.path(key) {
             let _ = write_private(&path, &entry(key.as_bytes(), value));

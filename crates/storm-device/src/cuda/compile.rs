@@ -12,7 +12,7 @@ pub struct KernelSource {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// The only architecture it is written for; none if it runs on all.
+    /// The only architecture that it is written for. `None` if it runs on all.
     pub only_for: Option<&'static str>,
 }
 

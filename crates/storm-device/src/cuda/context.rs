@@ -46,7 +46,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the driver synchronizes access.
 unsafe impl Sync for Context {}
 
-/// The CUDA version that the driver must support: that of the libraries we load.
+/// The CUDA version that the driver must support: that of the libraries that STORM loads.
 const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
 
 /// What a context is opened for.
@@ -116,7 +116,7 @@ impl Context {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
-    /// What this process holds, context and code included, as precisely as it can be known.
+    /// Memory that this process holds, context and code included, as precisely as it can be known.
     pub(super) fn memory_in_use(&self) -> Result<MemoryInUse, CudaError> {
         if let Some(memory) = self.meter.in_use() {
             return Ok(memory);
@@ -125,7 +125,7 @@ impl Context {
         Ok(MemoryInUse { bytes: total.saturating_sub(free) as u64, counted: Counted::Card })
     }
 
-    /// What the card has consumed and how fast it runs now; none if NVML does not say.
+    /// The card's energy use so far and its clock now. `None` if NVML does not report them.
     pub(super) fn power(&self) -> Option<PowerReading> {
         self.meter.power()
     }
@@ -138,7 +138,7 @@ impl Context {
         }
     }
 
-    /// Memory that can be given back where it is idle now and then.
+    /// Allocates memory whose `idle` ranges can be given back for a while.
     pub(super) fn allocate_in_parts(
         self: &Arc<Self>,
         bytes: usize,
@@ -149,12 +149,12 @@ impl Context {
         Ok(Allocation { context: Arc::clone(self), start, bytes, parts: Some(parts) })
     }
 
-    /// Its number on this machine.
+    /// The card's number on this machine.
     pub(super) fn ordinal(&self) -> i32 {
         self.device
     }
 
-    /// The error for memory that could not be allocated, with who has it.
+    /// The error for memory that could not be allocated, with the processes that hold it.
     fn refused(&self, bytes: usize, error: CudaError) -> CudaError {
         let CudaError::Driver { code: sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, .. } = error else {
             return error;
@@ -179,7 +179,7 @@ impl Drop for Context {
 /// Guard: the context is current on this thread. Dropping it restores the previous one.
 #[derive(Debug)]
 pub(super) struct Entered {
-    /// None if it already was.
+    /// The previous context; null if there was none. `None` if this context already was current.
     before: Option<sys::CUcontext>,
 }
 
@@ -211,7 +211,7 @@ pub(super) fn start_driver(ordinal: usize, purpose: Purpose) -> Result<String, C
     }
 }
 
-/// How many cards the initialized driver sees.
+/// The number of cards that the initialized driver sees.
 pub(super) fn card_count() -> Result<usize, CudaError> {
     let count = result::device::get_count().map_err(CudaError::driver("counting GPUs"))?;
     Ok(usize::try_from(count).unwrap_or(0))
@@ -228,7 +228,7 @@ pub(super) fn find_card(ordinal: usize) -> Result<(sys::CUdevice, Card), CudaErr
     Ok((device, card))
 }
 
-/// Why a card cannot be used; none if it can.
+/// Why a card cannot be used. `None` if it can.
 pub(super) fn card_problem(card: &Card) -> Option<CudaError> {
     let (major, minor) = card.capability;
     (major < 8).then(|| CudaError::CardTooOld { name: card.name.clone(), major, minor })
@@ -256,7 +256,7 @@ pub(super) struct Allocation {
     context: Arc<Context>,
     start: sys::CUdeviceptr,
     bytes: usize,
-    /// None if it is one piece that stays.
+    /// `None` if the memory is one piece, which cannot be given back in parts.
     parts: Option<Parts>,
 }
 
@@ -269,7 +269,7 @@ impl Allocation {
         self.bytes
     }
 
-    /// Gives back what is idle, on an idle card; says how much that is.
+    /// Gives back idle memory, and returns how much. The card must be idle.
     pub(super) fn give_back(&mut self) -> Result<u64, CudaError> {
         let Some(parts) = &mut self.parts else { return Ok(0) };
         let before = parts.present_bytes();
@@ -277,7 +277,7 @@ impl Allocation {
         Ok((before - parts.present_bytes()) as u64)
     }
 
-    /// Takes back what was given back.
+    /// Takes back the memory that was given back.
     pub(super) fn take_back(&mut self) -> Result<(), CudaError> {
         let Allocation { context, bytes, parts, .. } = self;
         let Some(parts) = parts else { return Ok(()) };
@@ -285,7 +285,7 @@ impl Allocation {
         parts.take().map_err(|error| context.refused(missing, error))
     }
 
-    /// Queues zeroing all of it.
+    /// Queues zeroing all of the memory.
     pub(super) fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
         if self.bytes == 0 {
             return Ok(());
@@ -315,7 +315,7 @@ impl Drop for Allocation {
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
-    /// The multiprocessors it runs on; none for the whole card.
+    /// The multiprocessors that it runs on. `None` for the whole card.
     _part: Option<Part>,
 }
 
@@ -331,7 +331,7 @@ impl Stream {
         Ok(Stream { context: Arc::clone(context), handle, _part: None })
     }
 
-    /// Runs on this many multiprocessors, or a few more.
+    /// A stream that runs on this many multiprocessors, or a few more.
     pub(super) fn on_part(
         context: &Arc<Context>,
         multiprocessors: usize,
@@ -349,7 +349,7 @@ impl Stream {
         &self.context
     }
 
-    /// Reports errors of anything issued to the card, as far as they are known yet.
+    /// Reports errors of anything issued to the card that are known so far.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.handle) }.result() {
@@ -360,7 +360,7 @@ impl Stream {
         }
     }
 
-    /// Waits until all work issued so far is done; reports errors inside kernels.
+    /// Waits until all work issued so far is done, and reports errors inside kernels.
     pub(super) fn synchronize(&self, what: &str) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.handle) }.map_err(CudaError::driver(what))
@@ -405,7 +405,7 @@ impl Module {
         Ok(Module { handle, source_name })
     }
 
-    /// One of its kernels.
+    /// Finds a kernel of the module.
     pub(super) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let c_name = CString::new(name).expect("kernel names have no NUL");
         // SAFETY: the module is loaded.
@@ -418,7 +418,7 @@ impl Module {
 }
 
 impl Kernel {
-    /// Not a kernel, for tests that launch nothing.
+    /// A fake handle, for tests that launch nothing.
     #[cfg(test)]
     pub(super) fn named(number: usize) -> Kernel {
         Kernel(std::ptr::without_provenance_mut(number))
@@ -473,18 +473,19 @@ pub(super) struct Launch {
     pub(super) block: u32,
     pub(super) shared_bytes: u32,
     pub(super) arguments: Vec<Argument>,
-    /// It waits for the kernels before it inside the kernel, so it may start while they finish.
+    /// The kernel itself waits for the kernels before it, so it may start while they finish.
     pub(super) begins_early: bool,
-    /// How several of them become one.
+    /// How several such launches are joined.
     pub(super) joint: Option<Joint>,
 }
 
-/// The kernel that does for several tensors what another does for one. Its first argument is a struct of what differs
-/// between them, see [`join`](super::join); the others are those of the kernel for one that all have in common.
+/// The kernel that does for several tensors what another kernel does for one. Its first argument is
+/// a struct of the arguments that differ between tensors, see [`join`](super::join). Its other
+/// arguments are those of the kernel for one tensor that all have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Joint {
     pub(super) kernel: Kernel,
-    /// Which arguments of the kernel for one tensor all have in common, as positions.
+    /// Positions of the arguments of the kernel for one tensor that all have in common.
     pub(super) common: &'static [usize],
 }
 
@@ -498,7 +499,7 @@ pub(super) enum Start {
     Early,
 }
 
-/// The most arguments any kernel has.
+/// The largest number of arguments of any kernel.
 const ARGUMENTS_MAX: usize = 40;
 
 impl Launch {
@@ -535,7 +536,8 @@ impl Launch {
             attrs: &mut early,
             numAttrs: u32::from(self.begins_early && start == Start::Early),
         };
-        // SAFETY: the caller's promise; the driver copies arguments and attributes before it returns.
+        // SAFETY: as the caller guarantees. The driver copies arguments and attributes before
+        // returning.
         unsafe {
             sys::cuLaunchKernelEx(
                 &config,

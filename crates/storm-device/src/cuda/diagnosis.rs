@@ -4,12 +4,12 @@ use super::context::{self, Card};
 use super::memory::MemoryMeter;
 use super::{CudaError, libraries};
 
-/// What was found. Looking takes no GPU memory.
+/// The result of the checks. They take no GPU memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaDiagnosis {
     /// The CUDA version that the driver supports.
     pub driver: Result<String, CudaError>,
-    /// The cards that the driver sees; none without a driver.
+    /// The cards that the driver sees. Empty without a driver.
     pub cards: Vec<CardDiagnosis>,
     /// NVRTC, which compiles the kernels.
     pub compiler: Result<(), CudaError>,
@@ -17,14 +17,14 @@ pub struct CudaDiagnosis {
     pub products: Result<(), CudaError>,
 }
 
-/// A card.
+/// The result for one card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CardDiagnosis {
-    /// Which one.
+    /// The card.
     pub card: Card,
-    /// Free memory, where NVML says.
+    /// Free memory, if NVML reports it.
     pub free_bytes: Option<u64>,
-    /// Why it cannot be used.
+    /// Why it cannot be used, if it cannot.
     pub problem: Option<CudaError>,
 }
 
@@ -36,7 +36,7 @@ impl CudaDiagnosis {
     }
 }
 
-/// Looks for driver, cards and libraries.
+/// Checks driver, cards and libraries.
 pub fn diagnose() -> CudaDiagnosis {
     let (driver, cards) = match find_cards() {
         Ok((driver, cards)) => (Ok(driver), cards),

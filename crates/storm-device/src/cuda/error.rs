@@ -17,7 +17,7 @@ pub enum CudaError {
     /// The driver works, but there is no such card.
     #[error("the NVIDIA driver sees {count} GPUs, and number {wanted} was asked for")]
     NoDevice {
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
         /// The requested number, from 0.
         wanted: usize,
@@ -35,9 +35,9 @@ pub enum CudaError {
     CardTooOld {
         /// The card.
         name: String,
-        /// Its capability.
+        /// Major number of its compute capability.
         major: i32,
-        /// Its capability.
+        /// Minor number of its compute capability.
         minor: i32,
     },
     /// A CUDA library is missing.
@@ -55,9 +55,9 @@ pub enum CudaError {
     Compile {
         /// The file.
         source_name: &'static str,
-        /// `sm_90` and the like.
+        /// Its architecture, such as `sm_90`.
         architecture: String,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
     /// A module lacks a kernel: a bug in STORM.
@@ -77,7 +77,7 @@ pub enum CudaError {
          connection is faulty"
     )]
     CopyChanged {
-        /// How many were copied.
+        /// The number of bytes copied.
         bytes: usize,
     },
     /// A call failed, or a kernel that ran before it.
@@ -91,15 +91,15 @@ pub enum CudaError {
         /// The driver's code.
         code: CUresult,
     },
-    /// Something else arrived from a rank than it sent.
+    /// A message from a rank arrived changed.
     #[error(
         "what rank {rank} sent to this one arrived changed: the connection between the cards is faulty"
     )]
     MessageChanged {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// From NCCL.
+    /// An error of NCCL.
     #[error(transparent)]
     Nccl(#[from] NcclError),
     /// cuBLASLt refused a matrix product.

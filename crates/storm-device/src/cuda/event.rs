@@ -1,4 +1,4 @@
-//! CUDA events: they order streams, and time them.
+//! CUDA events, which order and time streams.
 
 use super::CudaError;
 use super::context::{Context, Stream};
@@ -35,7 +35,7 @@ impl Event {
         Ok(Event { context: Arc::clone(context), handle })
     }
 
-    /// Marks the work issued to `stream` so far; replaces the previous record.
+    /// Marks the work issued to `stream` so far. Replaces the previous record.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         unsafe { self.record_in(stream.handle()) }
@@ -46,7 +46,7 @@ impl Event {
     /// # Safety
     /// The stream is alive and belongs to the event's context.
     pub(super) unsafe fn record_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        // SAFETY: the event is alive; the caller promises that the stream is.
+        // SAFETY: the event is alive, and the caller guarantees that the stream is.
         unsafe { result::event::record(self.handle, stream) }
             .map_err(CudaError::driver("recording an event"))
     }
@@ -63,8 +63,8 @@ impl Event {
     /// The stream is alive and belongs to the event's context.
     pub(super) unsafe fn hold_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event is alive, and the caller promises that the stream is; the driver keeps
-        // what it needs of the event.
+        // SAFETY: the event is alive, and the caller guarantees that the stream is. The driver
+        // keeps what it needs of the event.
         unsafe { result::stream::wait_event(stream, self.handle, flags) }
             .map_err(CudaError::driver("waiting for an event"))
     }
@@ -87,7 +87,7 @@ impl Event {
             .map_err(CudaError::driver("waiting for an event"))
     }
 
-    /// Seconds from `start` to this event; both must be done.
+    /// Seconds from `start` to this event. Both must be done.
     pub(super) fn seconds_since(&self, start: &Event) -> Result<f64, CudaError> {
         // SAFETY: both events are alive.
         let milliseconds = unsafe { result::event::elapsed(start.handle, self.handle) }

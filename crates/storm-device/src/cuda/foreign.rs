@@ -1,5 +1,5 @@
-//! Copies in two streams of our own, beside the streams of another framework, in the primary context that both
-//! share.
+//! Copies in two of STORM's own streams, concurrent with another framework's streams, in the
+//! primary context that both share.
 
 use super::CudaError;
 use super::context::{Context, Purpose, Stream};
@@ -81,7 +81,7 @@ impl CudaCopies {
         compute: ComputeStream,
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let queue = |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller guarantees.
             unsafe {
                 sys::cuMemcpyDtoHAsync_v2(
                     copy.slot.address() as *mut _,
@@ -102,7 +102,7 @@ impl CudaCopies {
         compute: ComputeStream,
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let queue = |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller guarantees.
             unsafe {
                 sys::cuMemcpyHtoDAsync_v2(
                     copy.device as u64,
@@ -124,7 +124,7 @@ impl CudaCopies {
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let _entered = self.context.enter()?;
         let ready = self.events.take()?;
-        // SAFETY: the compute stream is alive: whoever created its `ComputeStream` promised that.
+        // SAFETY: the compute stream is alive, as the creator of its `ComputeStream` guaranteed.
         unsafe { ready.record_in(raw(compute))? };
         ready.hold(&lane.stream)?;
         for mark in after {
@@ -169,7 +169,7 @@ impl Events {
 /// again.
 #[derive(Debug)]
 struct Pooled {
-    /// Always there.
+    /// Present until it is dropped.
     event: Option<Event>,
     events: Arc<Events>,
 }
@@ -200,14 +200,14 @@ impl CudaMark {
         self.end.is_done()
     }
 
-    /// None if the copy is done already.
+    /// Makes the compute stream wait for the copy. `None` if the copy is done already.
     pub(crate) fn hold(&self, compute: ComputeStream) -> Result<Option<CudaStall>, CudaError> {
         if self.end.is_done()? {
             return Ok(None);
         }
         let _entered = self.end.events.context.enter()?;
         let (before, after) = (self.end.events.take()?, self.end.events.take()?);
-        // SAFETY: the compute stream is alive: whoever created its `ComputeStream` promised that.
+        // SAFETY: the compute stream is alive, as the creator of its `ComputeStream` guaranteed.
         unsafe {
             before.record_in(raw(compute))?;
             self.end.hold_in(raw(compute))?;

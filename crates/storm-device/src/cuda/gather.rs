@@ -1,5 +1,5 @@
-//! Reads many small pieces of device memory without waiting for the card: a kernel writes them to pinned host memory, behind
-//! the kernels that change them.
+//! Reads many small pieces of device memory without waiting for the card: a kernel copies them to
+//! pinned host memory, after the kernels that change them.
 
 use super::CudaError;
 use super::compile::KernelSource;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(super) const SOURCE: KernelSource =
     KernelSource { name: "gather.cu", text: include_str!("kernels/gather.cu"), only_for: None };
 
-/// The most pieces of a launch, `PIECES_MAX` in the source.
+/// The largest number of pieces of a launch, `PIECES_MAX` in the source.
 const PIECES_MAX: usize = 128;
 
 /// Bytes that a thread copies at once. Pieces begin and end at multiples of it.
@@ -29,7 +29,7 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// Pieces that are read again and again.
+/// A list of pieces that is read repeatedly.
 #[derive(Debug)]
 pub(super) struct Gather {
     pieces: Vec<Piece>,
@@ -71,23 +71,24 @@ impl Gather {
         Ok(Some(Gather { pieces, launches, done, memory, is_begun: false }))
     }
 
-    /// Whether it reads these.
+    /// Whether it reads exactly these pieces.
     pub(super) fn reads(&self, pieces: impl ExactSizeIterator<Item = Piece>) -> bool {
         self.pieces.len() == pieces.len() && self.pieces.iter().copied().eq(pieces)
     }
 
-    /// Queues the kernel, behind everything issued to the stream so far.
+    /// Queues the kernel, after everything issued to the stream so far.
     ///
     /// # Safety
-    /// The pieces lie in memory that stays allocated until the stream has run the kernel, and other streams do not write
-    /// them meanwhile.
+    /// The pieces are in memory that stays allocated until the stream has run the kernel, and other
+    /// streams do not write them meanwhile.
     pub(super) unsafe fn begin(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         if !self.is_begun {
             self.memory.copy_begins();
             self.is_begun = true;
         }
         for launch in &self.launches {
-            // SAFETY: the table has addresses of the pieces and places inside the pinned memory; the rest is the caller's promise.
+            // SAFETY: the table has addresses of the pieces and places inside the pinned memory.
+            // The caller guarantees the rest.
             unsafe { launch.queue(stream, Start::InOrder, || "reading small tensors".to_owned())? };
         }
         Ok(self.done.record(stream)?)
@@ -113,7 +114,8 @@ struct Table {
     pieces: u32,
 }
 
-/// The arguments of all launches, as the source declares them. `None` if a piece is not a number of whole words.
+/// The arguments of all launches, as the source declares them. `None` if there are no pieces, if
+/// one does not consist of whole words, or if there are too many words.
 fn tables(pieces: &[Piece]) -> Option<Vec<Table>> {
     let is_whole = |piece: &Piece| {
         piece.address.is_multiple_of(WORD as u64) && piece.bytes.is_multiple_of(WORD)

@@ -27,8 +27,8 @@ pub(super) use tune::SOURCE as TRIAL_SOURCE;
 /// Enough for every worthwhile algorithm on Hopper. Algorithm selection depends on it.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// The number of rows for which the algorithm of an activation product is chosen, whatever number of rows it
-/// has.
+/// The number of rows for which the algorithm of an activation product is chosen, regardless of its
+/// real number of rows.
 const CHOICE_ROWS: usize = 8192;
 
 /// The largest alignment that any algorithm exploits, in bytes.
@@ -43,7 +43,7 @@ pub(super) struct Operand {
     pub(super) transposed: bool,
 }
 
-/// Where the scales of operands in 8-bit floats are, an f32 each.
+/// Addresses of the scales of operands in 8-bit floats, an f32 each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
     pub(super) a: u64,
@@ -130,7 +130,7 @@ struct GemmShape {
     has_bias: bool,
     has_addend: bool,
     role: GemmRole,
-    /// Of b, a, the addend and the output, in bytes.
+    /// Alignments of b, a, the addend and the output, in bytes.
     alignments: [u32; 4],
 }
 
@@ -143,12 +143,12 @@ pub(super) struct GemmPlan {
     second: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
-    /// The algorithm is the fastest one measured.
+    /// Whether the algorithm is the fastest one measured.
     is_tuned: bool,
 }
 
-// SAFETY: after construction only `queue` writes a descriptor, to set the addresses of bias and scales, and its callers
-// promise that no other thread queues the same plan.
+// SAFETY: after construction only `queue` writes a descriptor, to set the addresses of bias and
+// scales, and its callers guarantee that no other thread queues the same plan.
 unsafe impl Send for GemmPlan {}
 // SAFETY: as above.
 unsafe impl Sync for GemmPlan {}
@@ -223,7 +223,7 @@ impl Gemm {
             out: call.out,
             workspace: self.workspace.start(),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { plan.queue(self.handle, &addresses, stream) }
             .map_err(|error| CudaError::blas(what())(error))
     }
@@ -277,7 +277,7 @@ fn layout(
     result::create_matrix_layout(data_type(dtype), cols as u64, rows as u64, cols as i64)
 }
 
-/// Where the parts of one product lie.
+/// Addresses of the parts of one product.
 struct Addresses {
     a: u64,
     b: u64,
@@ -285,7 +285,7 @@ struct Addresses {
     bias: Option<u64>,
     scales: Option<Scales>,
     out: u64,
-    /// [`WORKSPACE_BYTES`] of it.
+    /// Has [`WORKSPACE_BYTES`].
     workspace: u64,
 }
 
@@ -318,12 +318,12 @@ impl GemmPlan {
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             let dtype = data_type(shape.out) as i32;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-            // Any aligned address will do; the heuristics need to see one.
+            // Any aligned address works, but the heuristics need one.
             let address = 256u64;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
         if shape.a.0 == DType::U8 {
-            // Tensor cores add in fewer bits than f32 has unless they are told not to.
+            // Without this, tensor cores may add with less precision than f32.
             let fast = 0i8;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
             plan.set_scales(Scales { a: 256, b: 256 })?;
@@ -351,7 +351,7 @@ impl GemmPlan {
         }
         let (alpha, beta) = (1.0f32, if at.addend.is_some() { 1.0f32 } else { 0.0 });
         let pointer = |address: u64| address as *mut c_void;
-        // SAFETY: the caller's promise; alpha and beta are read before the call returns.
+        // SAFETY: as the caller guarantees. Alpha and beta are read before the call returns.
         unsafe {
             result::matmul(
                 handle,
@@ -404,7 +404,7 @@ impl Drop for GemmPlan {
     }
 }
 
-/// An attribute's value as cuBLASLt takes it.
+/// The value of an attribute, in the form that cuBLASLt takes.
 trait Bytes {
     fn bytes(&self) -> (*const c_void, usize);
 }

@@ -13,8 +13,8 @@ pub(super) struct Graph {
     handle: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be used from any thread; `&self` is enough to launch it because its owner issues from one
-// thread at a time.
+// SAFETY: a graph may be used from any thread. `&self` is enough to launch it, because its owner
+// issues from one thread at a time.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
@@ -27,15 +27,16 @@ impl Graph {
         queue: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<Graph, DeviceError> {
         let context = Arc::clone(stream.context());
-        // Libraries may ask the driver for anything meanwhile: only this thread records, and it records one stream.
+        // Relaxed, so that libraries may call any function of the driver during the capture. This
+        // is safe because only this thread captures, and only one stream.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive and records nothing yet.
+        // SAFETY: the stream is alive and not being captured yet.
         unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) }
             .result()
             .map_err(CudaError::driver("beginning to record a graph"))?;
         let queued = queue();
         let mut recorded = std::ptr::null_mut();
-        // SAFETY: the stream records since the call above, whatever happened in between.
+        // SAFETY: the stream has been captured since the call above, even if `queue` failed.
         let ended = unsafe { sys::cuStreamEndCapture(stream.handle(), &mut recorded) }
             .result()
             .map_err(CudaError::driver("ending the recording of a graph"));
@@ -55,7 +56,7 @@ impl Graph {
     /// # Safety
     /// The same as for issuing what was recorded, at this point of the stream.
     pub(super) unsafe fn queue(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both are alive; the rest is the caller's promise.
+        // SAFETY: both are alive. The caller guarantees the rest.
         unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) }
             .result()
             .map_err(CudaError::driver("launching a graph"))
@@ -65,18 +66,20 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: created in `record`, destroyed once; the driver defers that until it no longer runs.
+        // SAFETY: created in `record`, destroyed once. The driver defers this until the graph no
+        // longer runs.
         let _ = unsafe { sys::cuGraphExecDestroy(self.handle) };
     }
 }
 
-/// A graph as it was recorded; null if that failed.
+/// A graph as it was captured. Null if the capture failed.
 struct Recorded(sys::CUgraph);
 
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made by the driver, destroyed once; what was prepared from it stays valid.
+            // SAFETY: created by the driver, destroyed once. The executable graph created from it
+            // stays valid.
             let _ = unsafe { sys::cuGraphDestroy(self.0) };
         }
     }

@@ -1,11 +1,13 @@
-//! Launches of one kernel over several tensors, joined into one launch of its kernel for several.
+//! Joins launches of one kernel over several tensors into one launch of its kernel for several
+//! tensors.
 
 use super::context::{Argument, Joint, Launch};
 
-/// The most tensors of a joined launch, `TENSORS_MAX` in the sources.
+/// The largest number of tensors of a joined launch, `TENSORS_MAX` in the sources.
 pub(super) const TENSORS_MAX: usize = 16;
 
-/// One launch that does what all of these do, if they can be one. They must not depend on each other.
+/// One launch that does what all of these do, if they can be joined. They must not depend on each
+/// other.
 pub(super) fn join(launches: &[&Launch]) -> Option<Launch> {
     let (first, rest) = launches.split_first()?;
     let joint = first.joint?;
@@ -35,12 +37,12 @@ pub(super) fn join(launches: &[&Launch]) -> Option<Launch> {
     })
 }
 
-/// Whether [`join`] takes two launches together.
+/// Whether two launches are alike enough for [`join`].
 pub(super) fn can_join(one: &Launch, other: &Launch) -> bool {
     one.joint.is_some_and(|joint| is_like(one, other, joint))
 }
 
-/// Whether two launches differ only in what may differ.
+/// Whether two launches differ only in their grids and in arguments that are not common.
 fn is_like(one: &Launch, other: &Launch, joint: Joint) -> bool {
     one.kernel == other.kernel
         && other.joint == Some(joint)
@@ -49,8 +51,9 @@ fn is_like(one: &Launch, other: &Launch, joint: Joint) -> bool {
         && joint.common.iter().all(|&position| one.arguments[position] == other.arguments[position])
 }
 
-/// The struct of what differs, as the sources declare it: an array of [`TENSORS_MAX`] for each argument that is not
-/// common, those of 8 bytes before those of 4, then the first block of each tensor and the number of tensors.
+/// The struct of the arguments that differ, as the sources declare it: an array of [`TENSORS_MAX`]
+/// for each argument that is not common, those of 8 bytes before those of 4, then the first block
+/// of each tensor and the number of tensors.
 fn differing(launches: &[&Launch], joint: Joint, first_blocks: &[i32]) -> Option<Vec<u64>> {
     let count = launches[0].arguments.len();
     let own = || (0..count).filter(|position| !joint.common.contains(position));
@@ -84,7 +87,7 @@ fn differing(launches: &[&Launch], joint: Joint, first_blocks: &[i32]) -> Option
     Some(words)
 }
 
-/// An argument as it lies in memory.
+/// An argument as stored in memory.
 enum Value {
     Word(u64),
     Half(u32),
@@ -97,7 +100,8 @@ mod tests {
 
     const COMMON: &[usize] = &[1, 3];
 
-    /// A launch over a tensor: its address, something in common, a number of its own, something in common, a factor.
+    /// A launch over a tensor. Its arguments: an address, a common pointer, a 32-bit number of its
+    /// own, a common factor, and a 64-bit number of its own.
     fn launch(address: u64, blocks: u32, own: i32) -> Launch {
         let arguments = vec![
             Argument::Pointer(address),
@@ -133,7 +137,7 @@ mod tests {
         let words = words(&joined);
         assert_eq!(words[..4], [1000, 2000, 3000, 0]);
         assert_eq!(words[16..20], [-101i64 as u64, -95i64 as u64, -94i64 as u64, 0]);
-        // Halves, the lower one first: the numbers of their own, the first blocks, the count.
+        // Halves, the lower one first: each tensor's number, the first blocks, the count.
         let halves: Vec<i32> =
             words[32..].iter().flat_map(|&word| [word as i32, (word >> 32) as i32]).collect();
         assert_eq!(halves[..4], [-1, 5, 6, 0]);

@@ -1,8 +1,8 @@
 //! Finds the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
 //!
-//! `cudarc` loads a library by its plain name at first use and panics if that fails. So we look for each
-//! library first. One that is not on the loader's path is loaded here by its full path; from then on its
-//! plain name refers to the loaded one.
+//! `cudarc` loads a library by its plain name at first use and panics if that fails. So each
+//! library is searched for first. One that is not on the loader's path is loaded here by its full
+//! path; from then on its plain name refers to the loaded one.
 
 use super::{CudaError, environment};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -71,7 +71,7 @@ fn load(path: &Path) -> bool {
     // SAFETY: NVIDIA's libraries have no preconditions for being loaded.
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
-            // Never unloaded: we keep function pointers into it.
+            // Never unloaded, because function pointers into it are kept.
             std::mem::forget(library);
             true
         }
@@ -79,9 +79,9 @@ fn load(path: &Path) -> bool {
     }
 }
 
-/// Where to look besides the loader's path: a folder that the user names, the CUDA toolkit, and the
-/// `nvidia` wheels of the active Python environment. `folder` looks up the path in an environment
-/// variable.
+/// Folders to search besides the loader's path: the one that the user names, the CUDA toolkit, and
+/// the `nvidia` wheels of the active Python environment. `folder` looks up the path in an
+/// environment variable.
 fn folders(folder: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
     folders.extend(folder("STORM_CUDA_LIBRARIES"));

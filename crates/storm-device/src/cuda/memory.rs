@@ -1,4 +1,4 @@
-//! Which process holds how much of a card's memory, from NVML where available.
+//! Which processes hold how much of a card's memory, from NVML if available.
 
 use cudarc::driver::sys;
 use nvml_wrapper::Nvml;
@@ -42,11 +42,11 @@ impl fmt::Display for Counted {
 /// Another process on the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryHolder {
-    /// Its number.
+    /// The process ID.
     pub process: u32,
     /// Its program, if visible from here.
     pub program: Option<String>,
-    /// What it holds, if NVML says.
+    /// The memory that it holds, if NVML reports it.
     pub bytes: Option<u64>,
 }
 
@@ -66,9 +66,9 @@ impl fmt::Display for MemoryHolder {
 /// Reads the memory of one card.
 #[derive(Debug)]
 pub(super) struct MemoryMeter {
-    /// NVML and the card's address in it; none if NVML is missing.
+    /// NVML and the card's address in it. `None` if NVML is missing.
     nvml: Option<(Nvml, String)>,
-    /// What was in use on the whole card before this process's context.
+    /// Memory in use on the whole card before this process's context was created.
     used_before: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl MemoryMeter {
         meter
     }
 
-    /// What is in use, as precisely as it can be known; none if NVML does not say.
+    /// Memory in use, as precisely as it can be known. `None` if NVML does not report it.
     pub(super) fn in_use(&self) -> Option<MemoryInUse> {
         let own = std::process::id();
         let process = self.processes().into_iter().find(|(process, _)| *process == own);
@@ -109,7 +109,7 @@ impl MemoryMeter {
         holders
     }
 
-    /// What is free, where NVML says.
+    /// Free memory, if NVML reports it.
     pub(super) fn card_free(&self) -> Option<u64> {
         Some(self.card()?.free)
     }
@@ -122,7 +122,7 @@ impl MemoryMeter {
         self.nvml_card()?.memory_info().ok()
     }
 
-    /// The card, as NVML knows it.
+    /// The card in NVML.
     pub(super) fn nvml_card(&self) -> Option<nvml_wrapper::Device<'_>> {
         let (library, address) = self.nvml.as_ref()?;
         library.device_by_pci_bus_id(address.as_str()).ok()
@@ -138,7 +138,8 @@ impl MemoryMeter {
     }
 }
 
-/// `0000:0f:00.0`. Needed because the driver and NVML number cards differently.
+/// The card's address on the bus, such as `0000:0f:00.0`. Needed because the driver and NVML number
+/// cards differently.
 pub(super) fn bus_address(device: sys::CUdevice) -> Option<String> {
     let mut text = [0u8; 32];
     // SAFETY: the device is valid; the call writes at most the buffer's size, including the NUL.

@@ -62,13 +62,13 @@ pub struct CudaDevice {
     gemm: Gemm,
     kernels: Kernels,
     context: Arc<Context>,
-    /// Wait after every instruction, so an error is attributed to the one that caused it.
+    /// Waits after every instruction, so that an error is attributed to the one that caused it.
     synchronous: bool,
-    /// When kernels that wait for themselves may start.
+    /// When kernels that wait inside the kernel may start.
     start: Start,
 }
 
-/// A node with addresses, as kernels and matrix products.
+/// A node as kernel launches and matrix products with addresses.
 #[derive(Clone, Debug)]
 pub struct CudaInstruction {
     actions: Vec<Action>,
@@ -104,7 +104,7 @@ impl CudaDevice {
         &self.context.card
     }
 
-    /// GPU memory that this process holds: the block, workspaces, code, the context itself.
+    /// GPU memory that this process holds: the block, workspaces, code and the context.
     ///
     /// # Errors
     /// From the driver.
@@ -185,7 +185,7 @@ impl Device for CudaDevice {
     fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
         self.check_range::<T>(offset, values.len())?;
         let to = self.memory.start() + offset as u64;
-        // In this stream, which does not wait for copies outside it.
+        // Copies in this stream, because it does not wait for copies in other streams.
         // SAFETY: in bounds; `values` stays borrowed until the wait below.
         unsafe { result::memcpy_htod_async(to, values, self.stream.handle()) }
             .map_err(CudaError::driver("copying to the GPU"))?;

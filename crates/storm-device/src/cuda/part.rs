@@ -1,4 +1,4 @@
-//! A subset of a card's multiprocessors, to make work take as long as on a smaller card.
+//! A subset of a card's multiprocessors, so that work takes as long as on a smaller card.
 
 use super::CudaError;
 use super::context::Context;
@@ -19,7 +19,7 @@ unsafe impl Send for Part {}
 unsafe impl Sync for Part {}
 
 impl Part {
-    /// Has at least this many; cards have a granularity.
+    /// Reserves at least this many multiprocessors, rounded up to the card's granularity.
     pub(super) fn new(context: &Arc<Context>, multiprocessors: usize) -> Result<Part, CudaError> {
         let failed = CudaError::driver("setting multiprocessors apart");
         let wanted = u32::try_from(multiprocessors).unwrap_or(u32::MAX);

@@ -1,4 +1,5 @@
-//! Device memory whose idle parts can be given back for a while: one range of addresses, and memory behind each part of it.
+//! Device memory whose idle parts can be given back for a while: one range of addresses, with
+//! separate physical memory behind each part.
 
 use super::context::Context;
 use super::error::CudaError;
@@ -10,11 +11,11 @@ use std::ops::Range;
 struct Part {
     range: Range<usize>,
     is_idle: bool,
-    /// The memory behind it; none if it was given back.
+    /// The memory behind it. `None` if it was given back.
     handle: Option<sys::CUmemGenericAllocationHandle>,
 }
 
-/// A range of addresses with memory behind it.
+/// A range of addresses with memory behind its parts.
 #[derive(Debug)]
 pub(super) struct Parts {
     start: sys::CUdeviceptr,
@@ -30,7 +31,7 @@ fn checked(what: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
     }
 }
 
-/// A range cut where idle memory begins and ends. What is idle is cut to whole granules.
+/// Divides a range where idle memory begins and ends. Idle parts are reduced to whole granules.
 fn cut(bytes: usize, idle: &[Range<usize>], granule: usize) -> Vec<(Range<usize>, bool)> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -52,7 +53,7 @@ fn cut(bytes: usize, idle: &[Range<usize>], granule: usize) -> Vec<(Range<usize>
 }
 
 impl Parts {
-    /// Takes memory for all of it.
+    /// Reserves the addresses, and allocates memory for all parts.
     pub(super) fn new(
         context: &Context,
         bytes: usize,
@@ -79,7 +80,7 @@ impl Parts {
             .into_iter()
             .map(|(range, is_idle)| Part { range, is_idle, handle: None })
             .collect();
-        // From here on `drop` frees whatever was taken.
+        // From here on, `drop` frees everything that was allocated.
         let mut memory = Parts { start, reserved_bytes, location, parts };
         memory.take()?;
         Ok(memory)
@@ -89,13 +90,13 @@ impl Parts {
         self.start
     }
 
-    /// What is behind it now.
+    /// Bytes that have memory behind them now.
     pub(super) fn present_bytes(&self) -> usize {
         let present = self.parts.iter().filter(|part| part.handle.is_some());
         present.map(|part| part.range.len()).sum()
     }
 
-    /// Puts memory behind every part that has none.
+    /// Allocates and maps memory for every part that has none.
     pub(super) fn take(&mut self) -> Result<(), CudaError> {
         let (start, location) = (self.start, self.location);
         for part in self.parts.iter_mut().filter(|part| part.handle.is_none()) {
@@ -104,10 +105,10 @@ impl Parts {
             // SAFETY: both outlive the call; `give_back` and `drop` release the handle.
             let code = unsafe { sys::cuMemCreate(&mut handle, bytes, &properties(location), 0) };
             checked("allocating", code)?;
-            // SAFETY: these addresses are reserved and nothing is behind them.
+            // SAFETY: these addresses are reserved, and nothing is mapped to them.
             let code = unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) };
             if let Err(error) = checked("mapping device memory", code) {
-                // SAFETY: created above and mapped nowhere.
+                // SAFETY: created above and not mapped.
                 let _ = unsafe { sys::cuMemRelease(handle) };
                 return Err(error);
             }
@@ -126,7 +127,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Gives back the memory behind idle parts. Nothing on the card may use them.
+    /// Gives back the memory behind idle parts. Nothing on the card may use these parts.
     pub(super) fn give_back(&mut self) -> Result<(), CudaError> {
         let start = self.start;
         for part in self.parts.iter_mut().filter(|part| part.is_idle) {
@@ -141,7 +142,7 @@ impl Drop for Parts {
         for part in &mut self.parts {
             let _ = release(self.start, part);
         }
-        // SAFETY: reserved in `new`; nothing is behind it any more.
+        // SAFETY: reserved in `new`, and nothing is mapped to it any more.
         let _ = unsafe { sys::cuMemAddressFree(self.start, self.reserved_bytes) };
     }
 }
@@ -156,7 +157,7 @@ fn release(start: sys::CUdeviceptr, part: &mut Part) -> Result<(), CudaError> {
     checked("releasing device memory", unsafe { sys::cuMemRelease(handle) })
 }
 
-/// Plain memory of a card.
+/// The properties of plain memory of a card.
 fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,

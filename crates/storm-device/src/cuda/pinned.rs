@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use storm_host::{HostMemoryRefused, HostPages};
 
 /// Pinned host memory of exactly the requested size, zeroed at first. The driver's allocator would
-/// round up, and uses one thread.
+/// round up and use only one thread.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory {
     context: Arc<Context>,
@@ -19,8 +19,8 @@ pub(crate) struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Allocates `bytes`. `progress` is told how many are present, since a large allocation takes
-    /// long.
+    /// Allocates `bytes`. `progress` gets the number of bytes present so far, because a large
+    /// allocation takes long.
     ///
     /// # Errors
     /// The machine, the container or a user limit does not allow it; the error says which.

@@ -16,7 +16,7 @@ pub(super) enum Action {
     Gemm(GemmCall),
 }
 
-/// A node on its way to actions.
+/// Translates one node into actions.
 pub(super) struct Planner<'a> {
     pub(super) node: &'a PlacedNode,
     kernels: &'a Kernels,
@@ -57,12 +57,12 @@ impl<'a> Planner<'a> {
         Argument::Pointer(self.address(view))
     }
 
-    /// Where an element of a tensor lies.
+    /// The address of an element of a tensor.
     pub(super) fn pointer_to(&self, view: &View, element: usize) -> Argument {
         Argument::Pointer(self.address(view) + (element * view.dtype.size_bytes()) as u64)
     }
 
-    /// A null pointer if there is no such operand.
+    /// The address of an operand. Null if it is absent.
     pub(super) fn maybe(&self, view: &Option<View>) -> Argument {
         Argument::Pointer(view.as_ref().map_or(0, |view| self.address(view)))
     }
@@ -103,15 +103,16 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Lets the kernel added last start before the previous one in the stream has ended. Its source must call
-    /// `wait_for_kernels_before`.
+    /// Lets the last added kernel start before the previous one in the stream has ended. Its source
+    /// must call `wait_for_kernels_before`.
     pub(super) fn let_begin_early(&mut self) {
         if let Some(Action::Launch(launch)) = self.actions.last_mut() {
             launch.begins_early = true;
         }
     }
 
-    /// Lets the kernel added last run together with others like it, as the kernel `several` of the same source.
+    /// Lets the last added kernel be joined with others like it, into one launch of the kernel
+    /// `choice`. `common` are the positions of the arguments that all of them have in common.
     pub(super) fn let_join(
         &mut self,
         choice: KernelChoice<'_>,

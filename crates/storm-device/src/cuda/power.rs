@@ -1,21 +1,21 @@
-//! What a card consumes and how fast it runs, from NVML where available.
+//! The energy use and the clock of a card, from NVML if available.
 
 use super::memory::MemoryMeter;
 use nvml_wrapper::enum_wrappers::device::Clock;
 
-/// A card at one moment.
+/// A reading at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerReading {
     /// Energy since the driver was loaded.
     pub joules: f64,
     /// Clock of the multiprocessors.
     pub clock_mhz: u32,
-    /// The most power that the card may take.
+    /// The card's power limit.
     pub limit_watts: Option<f64>,
 }
 
 impl MemoryMeter {
-    /// What the card has consumed and how fast it runs now; none if NVML does not say.
+    /// The card's energy use so far and its clock now. `None` if NVML does not report them.
     pub(super) fn power(&self) -> Option<PowerReading> {
         let card = self.nvml_card()?;
         Some(PowerReading {

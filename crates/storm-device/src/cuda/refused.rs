@@ -5,8 +5,8 @@ use crate::MemoryRefused;
 use storm_host::show_bytes;
 use storm_plan::Tier;
 
-/// The driver has less free than requested. `holders` are the other processes on the card, largest first; empty
-/// if there are none or NVML is missing.
+/// The error if the driver has less memory free than requested. `holders` are the other processes
+/// on the card, largest first. It is empty if there are none or NVML is missing.
 pub(super) fn out_of_memory(
     wanted_bytes: usize,
     free_bytes: usize,
@@ -39,7 +39,7 @@ fn advice(wanted: u64, free: u64, total: u64, holders: &[MemoryHolder]) -> Strin
     "choose a smaller batch or budget".into()
 }
 
-/// More card memory is in use than allowed; the plan's block is `block_bytes` of it.
+/// The error if more card memory is in use than allowed. The plan's block is `block_bytes` of it.
 pub(super) fn over_budget(
     in_use: MemoryInUse,
     budget_bytes: u64,

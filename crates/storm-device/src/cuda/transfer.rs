@@ -14,11 +14,11 @@ pub(super) struct CopyRange {
     pub(super) host_offset: usize,
     /// First byte in device memory.
     pub(super) device_offset: usize,
-    /// How many.
+    /// Number of bytes.
     pub(super) bytes: usize,
 }
 
-/// Which of the driver's copy functions.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// Into device memory.
@@ -33,8 +33,8 @@ pub(super) enum Direction {
 /// A range is outside its memory, or the driver failed.
 ///
 /// # Safety
-/// Until the stream has made the copy, both memories stay alive, and nothing writes the source bytes or
-/// accesses the destination bytes.
+/// Until the stream has executed the copy, both memories stay alive, and nothing writes the source
+/// bytes or accesses the destination bytes.
 pub(super) unsafe fn queue_copy(
     stream: &Stream,
     direction: Direction,
@@ -46,7 +46,7 @@ pub(super) unsafe fn queue_copy(
     check("host memory", host_offset, bytes, host.bytes())?;
     check("device memory", device_offset, bytes, device.bytes())?;
     let (host, device) = (host.address(host_offset).cast(), device.start() + device_offset as u64);
-    // SAFETY: in bounds by the checks above; the rest is the caller's promise.
+    // SAFETY: in bounds by the checks above. The caller guarantees the rest.
     let status = unsafe {
         match direction {
             Direction::ToDevice => sys::cuMemcpyHtoDAsync_v2(device, host, bytes, stream.handle()),
@@ -86,8 +86,8 @@ pub(super) struct Transfer<'a> {
 }
 
 impl<'a> Transfer<'a> {
-    /// A transfer with no copies yet. It borrows the device memory exclusively, since others must not
-    /// use the destination.
+    /// A transfer with no copies yet. It borrows both memories, so neither can be freed while
+    /// copies are in flight.
     pub(super) fn begin(
         stream: &'a Stream,
         direction: Direction,
@@ -122,7 +122,7 @@ impl<'a> Transfer<'a> {
 
 impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        // After an error of the card nothing copies any more, and the error was already reported.
+        // After an error of the card, no copy runs any more, and the error was already reported.
         let _ = self.done.record(self.stream);
         let _ = self.done.synchronize();
         self.host.copy_is_done();

@@ -25,10 +25,10 @@ const SIMPLE: KernelSource = KernelSource {
     only_for: None,
 };
 
-/// Heads that the kernels take.
+/// Widths of heads that the kernels support.
 const HOPPER_DIMS: [usize; 2] = [64, 128];
 const TENSOR_CORE_DIMS: [usize; 5] = [64, 96, 128, 192, 256];
-/// Largest head that the plain kernels take.
+/// Widest head that the plain kernels support.
 const SIMPLE_DIM_MAX: usize = 256;
 /// Rows of a tile of the plain kernels, and threads of their blocks.
 const SIMPLE_TILE: usize = 16;
@@ -69,7 +69,7 @@ pub struct AttentionBlock {
 /// queries. The tiles are those of the source, which checks the bytes.
 pub fn attention_blocks(dim: usize, segments: bool) -> [AttentionBlock; 3] {
     let row = dim * 2;
-    // Segment numbers of own tokens, and of two tiles on the other side.
+    // Segment numbers of the block's own tokens, and of two tiles on the other side.
     let ids = |own: usize, other: usize| if segments { (own + 2 * other) * 4 } else { 0 };
     let forward = {
         let queries = if dim <= 96 { 128 } else { 64 };
@@ -134,14 +134,14 @@ fn hopper_definitions(dim: usize, sight: Sight, segments: bool) -> Definitions {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sight {
     All,
-    /// Its own and those before.
+    /// Its own key and those before it.
     Before,
-    /// The same, so many at most, and fewer than the sequence has.
+    /// The same, but at most this many, which is fewer than the sequence has.
     Window(usize),
 }
 
 impl Sight {
-    /// A window that hides nothing takes the kernels without one.
+    /// A window that hides nothing uses the kernels without one.
     fn new(mask: Mask, seq: usize) -> Sight {
         match mask {
             Mask::Full => Sight::All,
@@ -155,7 +155,7 @@ fn simple_definitions(dtype: DType) -> Definitions {
     types([("ELEMENT", dtype)])
 }
 
-/// What forward and backward have in common.
+/// What the forward and the backward pass have in common.
 struct Attention<'a> {
     heads: &'a HeadLayout,
     sight: Sight,
@@ -166,7 +166,7 @@ struct Attention<'a> {
     kind: Kind,
 }
 
-/// Which kernels.
+/// Which kernels are used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Hopper,
@@ -192,7 +192,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         _ => unreachable!("not an attention op"),
     };
-    // Both kinds of kernel take the scale into an exponent base 2, as a positive factor.
+    // All kernels take the scale into an exponent base 2, as a positive factor.
     if attention.scale.is_nan() || attention.scale <= 0.0 {
         return Err(unsupported(planner, "its scale is not positive"));
     }
@@ -248,7 +248,8 @@ impl Attention<'_> {
         KernelChoice { source: SIMPLE, name, definitions: simple_definitions(dtype), shared_bytes }
     }
 
-    /// A kernel of attention.cu over all heads, of which there are `heads` in all sequences.
+    /// Launches a kernel of attention.cu over all heads, of which there are `heads` in all
+    /// sequences.
     fn launch_block(
         &self,
         planner: &mut Planner<'_>,
@@ -261,7 +262,7 @@ impl Attention<'_> {
         self.launch(planner, choice, (heads, self.seq.div_ceil(rows)), threads, arguments)
     }
 
-    /// Adds what follows the pointers, in the kernels' order, and launches.
+    /// Appends the arguments that follow the pointers, in the order of the kernels, and launches.
     fn launch(
         &self,
         planner: &mut Planner<'_>,
@@ -288,14 +289,14 @@ impl Attention<'_> {
         planner.launch(choice, grid, threads, arguments)
     }
 
-    /// Blocks of a Hopper kernel whose blocks take tiles of 128 queries one after another; with
-    /// segments, whose tiles differ in work, each block has one.
+    /// The number of blocks of a Hopper kernel whose blocks process tiles of 128 queries one after
+    /// another. With segments, tiles differ in work, so each block has one tile.
     fn hopper_blocks(&self, planner: &Planner<'_>) -> usize {
         let tiles = self.batch * self.heads.query_heads * self.seq.div_ceil(128);
         if self.segments.is_some() { tiles } else { tiles.min(planner.card().multiprocessors) }
     }
 
-    /// Query heads of all sequences, which those kernels count their tiles by.
+    /// Query heads of all sequences. These kernels count their tiles by them.
     fn query_rows(&self) -> Argument {
         small(self.batch * self.heads.query_heads)
     }
@@ -331,7 +332,7 @@ impl Attention<'_> {
         }
     }
 
-    /// `Σ dy·y` of every query and head, which both parts of the backward pass read.
+    /// Computes `Σ dy·y` of every query and head, which both parts of the backward pass read.
     fn delta(&self, planner: &mut Planner<'_>, dy: &View, y: &View) -> Result<(), DeviceError> {
         let HeadLayout { query_heads, head_dim, .. } = *self.heads;
         let rows = self.batch * self.seq * query_heads;

@@ -1,4 +1,5 @@
-//! Attention over keys and values that are kept: in parts of the keys, which are then put together.
+//! Attention over cached keys and values. It is computed for parts of the keys, which are then
+//! combined.
 
 use super::{Definitions, grid, small, types, unsupported};
 use crate::DeviceError;
@@ -17,7 +18,7 @@ const SOURCE: KernelSource = KernelSource {
 const DIM_MAX: usize = 256;
 /// A kernel is compiled for heads of at most one, two or four times this.
 const DIM_UNIT: usize = 64;
-/// Queries of a block: few, or more.
+/// Queries of a block, for few queries and for more.
 const QUERIES: [usize; 2] = [2, 8];
 const THREADS: u32 = 256;
 

@@ -18,7 +18,7 @@ const SOURCE: KernelSource = KernelSource {
     only_for: None,
 };
 
-/// Channels of a block: its threads have a group of rows and a pack of channels each.
+/// Channels of a block, whose threads each take a group of rows and a pack of channels.
 pub(super) const CHANNELS: usize = THREADS / STATISTICS_GROUPS * PACK;
 /// Channels that a block finishes.
 const FINISHED: usize = 8;
@@ -159,7 +159,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 ];
                 reduce::finish(planner, &sums, &gradients)?;
             }
-            // What the ReLU turned off is zero already in the gradient of the addend.
+            // The gradient of the addend is already zero where the ReLU was off.
             let masked = d_addend.is_some();
             let mut arguments =
                 vec![planner.pointer(d_addend.as_ref().unwrap_or(dy)), planner.pointer(x)];

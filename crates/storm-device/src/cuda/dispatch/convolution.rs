@@ -1,5 +1,5 @@
-//! Convolutions: on tensor cores where those take the images, otherwise columns of a chunk of images, and a product with
-//! them.
+//! Convolutions: directly on tensor cores where those support the images, otherwise as products
+//! with the columns of a chunk of images.
 
 use super::linear::{gemm, operand};
 use super::pool::{each_image, geometry, planes};
@@ -83,7 +83,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let images = Images::new(&x.shape, *window, x.dtype, &outputs[1]);
             let (out, sum) = (&outputs[0], &outputs[2]);
             if images.planes.images == 0 {
-                // A sum of nothing.
+                // A sum over no images.
                 return match accumulator {
                     Some(_) => Ok(()),
                     None => layout::fill(planner, out, 0.0),
@@ -113,7 +113,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// A matrix in the upper left corner of another.
+/// The place of a matrix in the upper left corner of another.
 const WHOLE: BlockPlace = BlockPlace { row: 0, column: 0, factor: 1.0 };
 
 /// First image and number of images.
@@ -150,13 +150,13 @@ impl<'a> Images<'a> {
         operand(planner, self.memory)
     }
 
-    /// The chunk's first row of a tensor (B, OH, OW, O).
+    /// The address of the chunk's first row in a tensor (B, OH, OW, O).
     fn row_address(&self, planner: &Planner<'_>, view: &View, (first, _): Chunk) -> u64 {
         let elements = first * self.planes.positions() * view.shape.width();
         planner.address(view) + (elements * view.dtype.size_bytes()) as u64
     }
 
-    /// The weight as wide as columns.
+    /// The weight, padded to the width of columns if necessary.
     fn padded(
         &self,
         planner: &mut Planner<'_>,
@@ -181,7 +181,8 @@ impl<'a> Images<'a> {
         (first, images): Chunk,
     ) -> Result<(), DeviceError> {
         let Planes { channels, .. } = self.planes;
-        // A thread has a pack of channels in all rows and columns of a window, or a pack of a row of columns.
+        // A thread copies a pack of channels in all rows and columns of a window, or a pack of a
+        // row of columns.
         let (name, per_position) = match self.is_packed() {
             true => ("fill_columns", channels / PACK),
             false => ("fill_columns_any", self.stride() / PACK),

@@ -22,7 +22,7 @@ const TENSOR_CORES: KernelSource = KernelSource {
 
 /// Positions of a tile.
 const TILE_ROWS: usize = 128;
-/// Slabs of a tile's operands in shared memory at a time.
+/// Slabs of a tile's operands that are in shared memory at a time.
 const STAGES: usize = 3;
 /// Bytes of a row of a slab: 64 elements.
 const ROW_BYTES: usize = 128;
@@ -51,7 +51,7 @@ struct Walk {
     taps: [usize; 2],
     tap_start: usize,
     tap_step: [usize; 2],
-    /// Taps of the weight, of which this takes some.
+    /// Taps of the weight, of which this uses some.
     weight_taps: usize,
     outputs: usize,
     /// The plane it writes, and where.
@@ -98,7 +98,8 @@ impl Walk {
     }
 }
 
-/// Divides numbers below 2³¹ by a fixed number with a multiplication, as `Divisor` in convolution_tiles.cuh.
+/// Divides numbers below 2³¹ by a fixed number with a multiplication, like `Divisor` in
+/// convolution_tiles.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Divisor {
     factor: u32,
@@ -120,7 +121,7 @@ impl Divisor {
     }
 }
 
-/// By the columns and by the rows of a plane.
+/// Divisors by the columns and by the rows of a plane.
 fn plane_divisors([rows, columns]: [usize; 2]) -> impl Iterator<Item = Argument> {
     [columns, rows].into_iter().flat_map(|by| Divisor::new(by).arguments())
 }
@@ -166,9 +167,9 @@ pub(super) fn forward(
     walk.launch(planner, arguments)
 }
 
-/// The gradient of the input: each of its positions sums over the taps that cover it. Positions whose remainders by the
-/// stride are equal have the same taps, so each such class is a convolution of `dy` by itself. `turned` is memory for
-/// the weight as (C, KH·KW, O).
+/// The gradient of the input: each of its positions sums over the taps that cover it. Positions
+/// whose remainders by the stride are equal have the same taps, so each such class is a separate
+/// convolution of `dy`. `turned` is memory for the transposed weight, (C, KH·KW, O).
 pub(super) fn input_grad(
     planner: &mut Planner<'_>,
     planes: &Planes,
@@ -217,8 +218,8 @@ pub(super) fn input_grad(
     Ok(())
 }
 
-/// Positions of the input along one axis with the same remainder by the stride, and the taps that cover them: the
-/// first, and each `stride` further.
+/// Positions of the input along one axis with the same remainder by the stride, and the taps that
+/// cover them: the first tap, and every `stride`-th one after it.
 #[derive(Clone, Copy)]
 struct Class {
     positions: usize,
@@ -260,7 +261,8 @@ fn turn_weight(
     planner.launch(choice, grid, THREADS as u32, arguments)
 }
 
-/// The gradient of the weight: sums over parts of all positions in `parts`, which are then added up in order.
+/// The gradient of the weight. `parts` gets sums over parts of all positions, which are then added
+/// in order.
 pub(super) fn weight_grad(
     planner: &mut Planner<'_>,
     planes: &Planes,
@@ -276,7 +278,7 @@ pub(super) fn weight_grad(
         64 => ("convolve_weight_grad_64", STAGES * (64 + 128) * ROW_BYTES),
         _ => ("convolve_weight_grad_128", STAGES * (128 + 128) * ROW_BYTES),
     };
-    // Both have the same kernels of this kind for any number of columns of the other one.
+    // These kernels are the same for any `TILE_COLUMNS`, which is for `convolve`.
     let choice =
         KernelChoice { source: source(planner), name, definitions: definitions(128), shared_bytes };
     let (dy, x) = (planner.pointer(dy), planner.pointer(x));

@@ -59,7 +59,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let name = format!("{}_gated_grad", name_of(*function));
             gated(planner, &name, &[dy], dy.shape.width())
         }
-        // Both operands are overwritten: the outputs are where they lie.
+        // Both operands are overwritten: the outputs are at their addresses.
         Op::SwiGluGradAndOutput { dy, function, .. } => {
             let output = planner.node.outputs[1].clone();
             let name = format!("{}_gated_grad_and_output", name_of(*function));
@@ -69,7 +69,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// What the names of an activation's kernels begin with.
+/// How the names of an activation's kernels begin.
 pub(super) fn name_of(function: ActivationFunction) -> &'static str {
     match function {
         ActivationFunction::Gelu => "gelu",
@@ -79,8 +79,8 @@ pub(super) fn name_of(function: ActivationFunction) -> &'static str {
     }
 }
 
-/// Operands but one that is overwritten, the output, the number of elements, and a factor where
-/// there is one.
+/// Launches a kernel whose arguments are the operands except an overwritten one, the output, the
+/// number of elements, and a factor if there is one.
 fn flat(
     planner: &mut Planner<'_>,
     name: &str,
@@ -96,7 +96,8 @@ fn flat(
     launch_flat(planner, choice, elements, PER_BLOCK, arguments)
 }
 
-/// Operands but one that is overwritten, the output, and the width of a half.
+/// Launches a kernel whose arguments are the operands except an overwritten one, the output, and
+/// the width of a half.
 fn gated(
     planner: &mut Planner<'_>,
     name: &str,

@@ -15,14 +15,15 @@ const SOURCE: KernelSource =
 /// The first cards whose tensor cores multiply 8-bit floats.
 pub(in crate::cuda) const CAPABILITY: (i32, i32) = (8, 9);
 
-/// Threads of a block that looks for the largest magnitude.
+/// Threads of a block that finds the largest magnitude.
 const LARGEST_THREADS: usize = 512;
 
 /// Elements of a thread that writes rows, and of a tile of columns.
 const ROW_ELEMENTS: usize = 2 * PACK;
 const TILE: [usize; 2] = [128, 64];
 
-/// Enough blocks for any card; each has several parts of a large tensor, and finds the scale once.
+/// Enough blocks for any card. For a large tensor, each takes several parts, and computes the scale
+/// once.
 const BLOCKS_MAX: usize = 2048;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
@@ -72,7 +73,7 @@ fn codes(planner: &mut Planner<'_>, x: &View, form: Fp8Form) -> Result<(), Devic
     planner.launch(kernel(SOURCE, name, Definitions::new()), blocks, THREADS as u32, arguments)
 }
 
-/// `a · bᵀ` of codes, each with its scale behind it.
+/// `a · bᵀ` of codes. The scale of each operand follows its codes.
 fn product(planner: &Planner<'_>, a: &View, b: &View, out: &View) -> Result<GemmCall, DeviceError> {
     let card = planner.card();
     if card.capability < CAPABILITY {

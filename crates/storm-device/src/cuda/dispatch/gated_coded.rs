@@ -1,4 +1,4 @@
-//! Gated units whose operand waits for the backward pass in 8 bits.
+//! Gated units whose operand is saved for the backward pass in 8 bits.
 
 use super::elementwise::name_of;
 use super::{Definitions, PACK, THREADS, all_types, count, grid, kernel, threads_for, types};
@@ -26,14 +26,14 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::SwiGluGradAndOutput { function, .. } => name_of(*function),
         _ => unreachable!("not a gated unit"),
     };
-    // Of a half.
+    // `width` is that of a half.
     let (kind, width, mut arguments) = match &node.op {
         Op::SwiGluCoded { gate_up, .. } => {
             let pointers = [gate_up, &outputs[0], &outputs[1]].map(|view| planner.pointer(view));
             ("coded", gate_up.shape.width() / 2, pointers.to_vec())
         }
         Op::SwiGluCodedGrad { dy, code, output, .. } => {
-            // Where there is an output, it lies where `dy` does.
+            // If there is an output, it overwrites `dy`.
             let (kind, dy_at) = match output {
                 UnitOutput::Skip => ("coded_grad", dy),
                 UnitOutput::Compute => ("coded_grad_and_output", &outputs[1]),
@@ -41,7 +41,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let pointers = [dy_at, code, &outputs[0]].map(|view| planner.pointer(view));
             (kind, dy.shape.width(), pointers.to_vec())
         }
-        // What is overwritten is where the outputs lie.
+        // Overwritten operands are at the addresses of the outputs.
         Op::SwiGluGrad { dy, .. } => {
             let pointers = [dy, &outputs[0]].map(|view| planner.pointer(view));
             ("rounded_grad", dy.shape.width(), pointers.to_vec())

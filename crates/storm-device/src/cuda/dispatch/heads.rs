@@ -17,7 +17,7 @@ const SOURCE: KernelSource =
 /// Pairs that a rotary table can have.
 const PAIRS_MAX: usize = FLOATS;
 
-/// Rows of the rotary table that a thread works out after its frequency.
+/// Rows of the rotary table that a thread computes with its frequency.
 const TABLE_ROWS: usize = 16;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
@@ -125,7 +125,8 @@ fn layout(heads: &HeadLayout, lanes: usize) -> [Argument; 4] {
     [heads.query_heads, heads.key_value_heads, heads.head_dim, lanes].map(small)
 }
 
-/// Threads that share a head in a norm: a power of two, as their sums are over neighbours.
+/// Threads that share a head in a norm: a power of two, because sums are taken over neighboring
+/// threads.
 fn norm_lanes(planner: &Planner<'_>, heads: &HeadLayout) -> Result<usize, DeviceError> {
     let lanes = heads.head_dim.div_ceil(PACK).next_power_of_two();
     check_lanes(planner, heads, lanes, WARP)?;
@@ -144,7 +145,7 @@ fn check_lanes(
     Ok(())
 }
 
-/// Threads of a block that has a row: enough for all heads at once, or as many as it may have.
+/// Threads of a block for one row: enough for all heads at once, up to the maximum.
 fn row_threads(heads: &HeadLayout, lanes: usize) -> u32 {
     let all = heads.query_key_heads() + heads.key_value_heads;
     (all * lanes).next_multiple_of(WARP).min(THREADS) as u32

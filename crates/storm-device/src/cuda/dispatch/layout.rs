@@ -18,7 +18,7 @@ const SOURCE: KernelSource =
 /// Elements that a block covers: two packs a thread.
 const PER_BLOCK: usize = THREADS * 2 * PACK;
 
-/// Most axes of a transposition.
+/// The largest number of axes of a transpose.
 const AXES_MAX: usize = 8;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
@@ -67,7 +67,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// A launch for each part: its rows, and those down to the next part.
+/// One launch for each part. It writes the rows of the part, and those from there to the next part.
 fn block_matrix(
     planner: &mut Planner<'_>,
     parts: &[View],
@@ -83,7 +83,7 @@ fn block_matrix(
     Ok(())
 }
 
-/// Some rows of `out`: zeros, and `part` at its place.
+/// Writes some rows of `out`: `part` at its place, and zeros elsewhere.
 pub(super) fn place_block(
     planner: &mut Planner<'_>,
     part: &View,
@@ -108,7 +108,7 @@ pub(super) fn place_block(
     launch_flat(planner, choice, elements, THREADS, arguments)
 }
 
-/// The block of `dy` at its place into a matrix `out`, or onto what is there.
+/// Copies the block of `dy` at its place into a matrix `out`, or adds it to the contents.
 pub(super) fn block_grad(
     planner: &mut Planner<'_>,
     dy: &View,
@@ -132,7 +132,7 @@ pub(super) fn block_grad(
     launch_flat(planner, choice, elements, THREADS, arguments)
 }
 
-/// Definitions for a kernel that reads no tensor.
+/// Definitions for a kernel with a single type.
 fn written(dtype: DType) -> Definitions {
     types([("A", dtype), ("B", dtype)])
 }

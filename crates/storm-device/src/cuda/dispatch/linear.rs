@@ -13,7 +13,7 @@ use storm_graph::Op;
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let out = &planner.node.outputs[0];
-    // A convolution whose window is a single position is a projection of the pixels.
+    // A convolution with a window of a single position is a projection of the pixels.
     match &planner.node.op {
         Op::Linear { x, weight, bias, addend } => {
             if rows::takes(planner, x, weight) {
@@ -32,7 +32,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::LinearWeightGrad { dy, x, accumulator, .. }
         | Op::Conv2dWeightGrad { dy, x, accumulator, .. } => {
             if x.shape.rows() == 0 {
-                // A sum of nothing.
+                // A sum over no rows.
                 return match accumulator {
                     Some(_) => Ok(()),
                     None => layout::fill(planner, out, 0.0),
@@ -48,7 +48,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// The addend may be what is overwritten.
+/// `addend` may be the tensor that `out` overwrites.
 fn input_grad(
     planner: &mut Planner<'_>,
     dy: &View,
@@ -117,8 +117,8 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     all_types(SINGLE_COLUMN, ["A", "B"])
 }
 
-/// A product with one column. The library chooses algorithms for it that take some numbers of rows only, so none could
-/// be the one for all.
+/// A product with one column. For it, the library chooses algorithms that support only some numbers
+/// of rows, so none could serve all of them.
 fn single_column(planner: &mut Planner<'_>, call: GemmCall) -> Result<(), DeviceError> {
     let GemmCall { m, k, a, b, out, out_dtype, .. } = call;
     let (stride, step) = if a.transposed { (1, m) } else { (k, 1) };

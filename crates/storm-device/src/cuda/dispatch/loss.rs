@@ -22,13 +22,13 @@ const REST: KernelSource = KernelSource {
     only_for: None,
 };
 
-/// Threads of a block, which has a row.
+/// Threads of a block, which takes one row.
 const THREADS: u32 = 512;
 
 /// Columns, and groups of rows, of a block that computes the last rows of the weight's gradient: `SIDE` in the source.
 const SIDE: usize = 32;
 
-/// Below this many columns, all of them count as the last few.
+/// With fewer columns than this, all of them count as the last few.
 const EVEN_MIN: usize = 64;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
@@ -113,10 +113,11 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// What both directions read, and the chunk of logits.
+/// What the forward and the backward pass read, and the chunk of logits.
 ///
-/// The library's products are several times slower if the rows of a matrix are not whole packs, as with the 50,257 columns
-/// of GPT-2. So a chunk is two matrices, one after the other: all but the last few columns, and these.
+/// The library's products are several times slower if the rows of a matrix are not whole packs, as
+/// with the 50,257 columns of GPT-2. So a chunk is two matrices, one after the other: all columns
+/// but the last few, and the last few.
 struct Head<'a> {
     hidden: &'a View,
     weight: &'a View,
@@ -125,7 +126,7 @@ struct Head<'a> {
     rows: usize,
     width: usize,
     vocabulary: usize,
-    /// How many columns the first matrix has, and the second.
+    /// The number of columns of the first matrix, and of the second.
     even: usize,
     rest: usize,
 }
@@ -181,7 +182,8 @@ impl<'a> Head<'a> {
         gemm(planner, GemmCall::new(sizes, hidden, weight, logits, self.dtype, role))
     }
 
-    /// `d_logits · weight`, where the logits have become their gradient. The product adds the share of the last columns.
+    /// `d_logits · weight`, after the gradient has overwritten the logits. The product is added to
+    /// the share of the last columns.
     fn hidden_gradient(
         &self,
         planner: &mut Planner<'_>,

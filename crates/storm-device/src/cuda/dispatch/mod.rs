@@ -1,6 +1,7 @@
-//! From a placed node to its kernels and matrix products: one arm per op, one file per family.
+//! Translates a placed node into kernels and matrix products: one arm per op, one file per family.
 //!
-//! Launch geometry depends on shapes alone, so that the order of every sum does too.
+//! The order of every sum depends on shapes alone. So does launch geometry, except for attention on
+//! Hopper, where a block for each multiprocessor takes tiles in turn.
 
 mod attention;
 mod attention_cached;
@@ -46,7 +47,7 @@ const PACK: usize = 8;
 /// Threads of a warp.
 const WARP: usize = 32;
 
-/// Threads of a block, where nothing asks for another number.
+/// Threads of a block, by default.
 const THREADS: usize = 256;
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
@@ -121,7 +122,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// Every kernel source with every set of definitions that it is ever compiled with.
+/// Every kernel source, with every set of definitions that it is compiled with.
 pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
@@ -161,12 +162,12 @@ fn kernel<'a>(source: KernelSource, name: &'a str, definitions: Definitions) -> 
     KernelChoice { source, name, definitions, shared_bytes: 0 }
 }
 
-/// Storage types by their names in a source.
+/// Definitions of storage types, by their names in a source.
 fn types(types: impl IntoIterator<Item = (&'static str, DType)>) -> Definitions {
     types.into_iter().map(|(name, dtype)| (name, type_name(dtype))).collect()
 }
 
-/// `source` with each of `names` standing for each float type.
+/// `source` with every combination of float types for `names`.
 fn all_types<const N: usize>(
     source: KernelSource,
     names: [&'static str; N],
@@ -179,7 +180,8 @@ fn all_types<const N: usize>(
         .collect()
 }
 
-/// Threads of a block that has a pack of `width` elements each, whole warps, at most `most`.
+/// Threads of a block whose threads each take a pack of `width` elements: whole warps, at most
+/// `most`.
 fn threads_for(width: usize, most: usize) -> u32 {
     width.div_ceil(PACK).next_multiple_of(WARP).clamp(WARP, most) as u32
 }
@@ -189,7 +191,7 @@ fn unsupported(planner: &Planner<'_>, reason: impl Into<String>) -> DeviceError 
     DeviceError::Unsupported { op: node.op.name(), node: node.name.clone(), reason: reason.into() }
 }
 
-/// A grid's extents: the first may be large, the second holds parts of a row.
+/// A grid's extents. The first may be large; the second is for parts of a row.
 fn grid(
     planner: &Planner<'_>,
     blocks: usize,
@@ -206,7 +208,7 @@ fn grid(
     Ok((blocks as u32, parts_of_row as u32, 1))
 }
 
-/// Launches a kernel over all elements, of which a block covers `per_block`.
+/// Launches a kernel over all elements. A block covers `per_block` of them.
 fn launch_flat(
     planner: &mut Planner<'_>,
     choice: KernelChoice<'_>,

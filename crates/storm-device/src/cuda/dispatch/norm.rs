@@ -34,17 +34,18 @@ fn definitions(dtype: DType, kind: NormKind) -> Definitions {
     definitions
 }
 
-/// Who has a row.
+/// How rows are assigned to threads.
 struct Geometry {
     /// Last part of the kernels' names.
     kernel: &'static str,
     threads: u32,
-    /// Rows that a block of the forward kernel has.
+    /// Rows that a block of the forward kernel takes.
     rows_per_block: usize,
 }
 
 impl Geometry {
-    /// One warp, with a pack or two in each lane; or a block, with a pack or two in each thread.
+    /// Assigns a row to one warp, with a pack or two in each lane, or to a block, with a pack or
+    /// two in each thread.
     fn new(planner: &Planner<'_>, width: usize) -> Result<Geometry, DeviceError> {
         let (kernel, packs) = match width {
             0..=256 => ("warp_1", None),

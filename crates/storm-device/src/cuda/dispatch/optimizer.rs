@@ -21,7 +21,7 @@ const INT8_SOURCE: KernelSource = KernelSource {
     only_for: None,
 };
 
-/// Elements that a block covers: a pack a thread.
+/// Elements that a block covers: a pack for each thread.
 const PER_BLOCK: usize = THREADS * PACK;
 
 /// Arguments of `adamw` that the tensors of a launch have in common: scalars, clip, seed, betas, epsilon and both kinds of
@@ -141,7 +141,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 stream_word(*stream, node.layer),
                 count(*first_element),
             ];
-            // Without a momentum any type will do.
+            // Without a momentum, any type works.
             let moments = momentum.as_ref().map_or(DType::F32, |momentum| momentum.dtype);
             let definitions =
                 types([("P", parameter.dtype), ("G", gradient.dtype), ("M", moments)]);

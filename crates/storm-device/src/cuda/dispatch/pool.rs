@@ -1,4 +1,4 @@
-//! The largest value or the mean of each window, and what convolutions share with them: images under a window.
+//! Max and average pooling, and what convolutions share with them: images under a window.
 
 use super::{Definitions, PACK, THREADS, WARP, all_types, kernel, small, types, unsupported};
 use crate::DeviceError;
@@ -31,7 +31,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 return Err(unsupported(planner, format!("{pixels} pixels are too many")));
             }
             let cells = [0, 1].map(|axis| window.cells(axis, planes.input[axis]));
-            // The output is `x`.
+            // The output overwrites `x`.
             pool(planner, "max_pool_grad_in_place", &[dy], &planes, cells)
         }
         Op::AveragePool { x, window } => {
@@ -71,7 +71,7 @@ pub(super) fn planes(input: &Shape, window: Window) -> Planes {
     Planes::new(input, window).expect("the shape rule has checked it")
 }
 
-/// What `PLANES` in planes.cuh lists.
+/// The arguments that `PLANES` in planes.cuh lists.
 pub(super) fn geometry(planes: &Planes) -> impl Iterator<Item = Argument> + use<> {
     let Planes { images, input, output, channels, window } = *planes;
     let Window { kernel, stride, padding } = window;
@@ -79,7 +79,7 @@ pub(super) fn geometry(planes: &Planes) -> impl Iterator<Item = Argument> + use<
     [images].into_iter().chain(input).chain(output).chain([channels]).chain(pairs).map(small)
 }
 
-/// Launches a kernel of planes.cuh with so many threads for each image.
+/// Launches a kernel that uses planes.cuh, with `per_image` threads for each image.
 pub(super) fn each_image(
     planner: &mut Planner<'_>,
     choice: KernelChoice<'_>,

@@ -64,7 +64,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// What codes stand for, where that is not the code itself.
+/// The values of codes, if they differ from the codes themselves.
 fn points(format: QuantizedFormat) -> Option<Argument> {
     let points = match format {
         QuantizedFormat::Int8 => return None,

@@ -72,7 +72,7 @@ pub(super) struct Columns<'a> {
     /// Its first column among the partial sums.
     pub(super) first: usize,
     pub(super) out: &'a View,
-    /// It is added to what is there.
+    /// Whether it is added to the previous contents of `out`.
     pub(super) adds: bool,
 }
 
@@ -112,7 +112,7 @@ fn sum(
     let choice = kernel(SOURCE, name, types([("E", x.dtype)]));
     planner.launch(choice, grid, SUM_THREADS, arguments)?;
     if let Some(several) = several {
-        // The elements of a block.
+        // All have the number of elements of a block in common.
         planner.let_join(kernel(SOURCE, several, types([("E", x.dtype)])), &[3])?;
     }
     let arguments = vec![planner.output(1), planner.output(0), count(blocks)];
@@ -121,8 +121,8 @@ fn sum(
     planner.let_join(kernel(SOURCE, "sum_finish_several", types([("E", DType::F32)])), &[])
 }
 
-/// The parts lie anywhere, and a launch takes few addresses: each adds some of them to a running sum
-/// (f64, as on the CPU) in scratch memory, and the last one takes the root.
+/// The parts can be anywhere, and a launch takes few addresses. So each launch adds some parts to a
+/// running sum (f64, as on the CPU) in scratch memory, and the last one takes the root.
 fn global_norm(planner: &mut Planner<'_>, parts: &[View]) -> Result<(), DeviceError> {
     let Some(running) = planner.node.outputs.get(1) else {
         return Err(unsupported(planner, "it has no scratch output for the running sum"));

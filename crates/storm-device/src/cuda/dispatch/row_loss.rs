@@ -1,4 +1,4 @@
-//! Losses of rows whose targets are numbers.
+//! Losses of rows with numeric targets.
 
 use super::{Definitions, THREADS, WARP, all_types, count, grid, kernel, launch_flat, types};
 use crate::DeviceError;

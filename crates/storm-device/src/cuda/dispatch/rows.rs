@@ -1,4 +1,5 @@
-//! Projections of few rows, as text that is generated has them: bound by the weights, which are read once.
+//! Projections of few rows, as in text generation. Their speed is limited by reading the weights,
+//! which they read once.
 
 use super::{Definitions, count, grid, kernel, small, unsupported};
 use crate::DeviceError;
@@ -15,18 +16,18 @@ const PLAIN: KernelSource = KernelSource {
     only_for: None,
 };
 
-/// The most rows that these kernels take: those of a piece of a prompt. Products that a plan may cut into chunks of
-/// rows have more, and chunks are larger.
+/// The most rows that these kernels take: those of a piece of a prompt. Products that a plan may
+/// divide into chunks of rows have more, and so do the chunks.
 const ROWS_MAX: usize = 32;
 
-/// The widest rows: the kernels count the elements of a row in 32 bits.
+/// The widest rows that these kernels take: they count the elements of a row in 32 bits.
 const WIDTH_MAX: usize = 1 << 30;
 
 /// Rows of a tile of the tensor cores.
 const TILE: usize = 8;
-/// Rows of the weight that a block has: with one tile, and with more.
+/// Rows of the weight that a block computes: with one tile, and with more.
 const WEIGHT_ROWS: [usize; 2] = [8, 16];
-/// Rows of the weight, and of x, that a block of f32 has.
+/// Rows of the weight, and of x, that a block of the f32 kernel takes.
 const PLAIN_WEIGHT_ROWS: usize = 4;
 const PLAIN_ROWS: usize = 4;
 const THREADS: u32 = 256;
@@ -40,8 +41,9 @@ fn definitions(tiles: usize) -> Definitions {
     vec![("TILES", tiles.to_string())]
 }
 
-/// Whether a product with so few rows, and rows that start on 16 bytes, is for these kernels. It depends on shapes
-/// alone, except for the start of an operand, which is aligned in every plan.
+/// Whether these kernels compute a product: it has few rows, and they start at multiples of 16
+/// bytes. This depends on shapes alone, except for the start of an operand, which is aligned in
+/// every plan.
 pub(super) fn takes(planner: &Planner<'_>, x: &View, weight: &View) -> bool {
     let width = x.shape.width();
     let bytes = width * x.dtype.size_bytes();

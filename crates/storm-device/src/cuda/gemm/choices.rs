@@ -20,7 +20,7 @@ impl GemmPlan {
         self.choices(handle, shape, rows, 1)?.first().copied().ok_or(none)
     }
 
-    /// All its proposals for the shape, the one it ranks best first.
+    /// All proposals of the library for the shape, the one that it ranks best first.
     pub(super) fn all_choices(
         &self,
         handle: sys::cublasLtHandle_t,

@@ -66,7 +66,7 @@ mod tests {
     fn the_first_wins_without_time_to_measure() {
         assert_eq!(found(&[1.0, 0.5], 2.0), (0, 0.0));
         assert_eq!(found(&[1.0], 100.0), (0, 0.0));
-        // Time for only some of them: those that the library proposes first.
+        // There is time for only some of them: those that the library proposes first.
         let (way, spent) = found(&[1.0, 0.9, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1], 20.0);
         assert_eq!(way, 1);
         assert!(spent < 25.0, "{spent}");

@@ -1,7 +1,7 @@
 //! Tests whether two algorithms give the same bits: both compute a small product of random numbers.
 //!
-//! An element of a product is a sum over k. Algorithms with different tiles add in the same order on some
-//! cards and not on others, and the library does not say which, so we test it.
+//! An element of a product is a sum over k. Algorithms with different tiles add in the same order
+//! on some cards and not on others. The library does not say which, so this tests it.
 
 use super::{Gemm, GemmPlan, GemmShape, WORKSPACE_BYTES};
 use crate::cuda::CudaError;

@@ -1,7 +1,8 @@
 //! Finds, by measurement, the fastest algorithm of a product among those that give the same bits.
 //!
-//! The library ranks algorithms for a product that runs alone. In a training step the card is at its power limit, and
-//! the algorithm that needs the least energy wins. So each candidate runs for a while on a card that is kept busy.
+//! The library ranks algorithms for a product that runs alone. In a training step, the card is at
+//! its power limit, and the algorithm that needs the least energy is the fastest. So each candidate
+//! runs for a while on a card that is kept busy.
 
 use super::choices::Algorithm;
 use super::fastest::fastest;
@@ -33,18 +34,19 @@ const THREADS: u32 = 256;
 struct Untuned {
     shape: GemmShape,
     call: GemmCall,
-    /// Of all such products in a step.
+    /// Sum over all calls with this shape.
     flops: f64,
 }
 
 impl Gemm {
-    /// For each shape among `calls` that has not been measured yet, measures which algorithm is fastest and uses it in
-    /// calls prepared from now on. Takes about `seconds` if no shape has been measured, and less for fewer. `progress`
-    /// is told how many shapes are done, and of how many.
+    /// For each shape among `calls` that has not been measured yet, measures which algorithm is
+    /// fastest and uses it in calls prepared from now on. Takes about `seconds` if no shape has
+    /// been measured, and less if some have. `progress` gets the number of shapes that are done,
+    /// and of all shapes.
     ///
     /// # Safety
-    /// The calls are prepared. Their addresses are valid and hold nothing of value, and nothing else uses them or the
-    /// workspace.
+    /// The calls are prepared. Their addresses are valid, their memory may be overwritten, and
+    /// nothing else uses that memory or the workspace.
     pub(in crate::cuda) unsafe fn tune<'a>(
         &self,
         calls: impl Iterator<Item = &'a GemmCall>,
@@ -62,13 +64,13 @@ impl Gemm {
         let untuned_flops: f64 = untuned.iter().map(|shape| shape.flops).sum();
         let seconds = seconds * untuned_flops / all_flops;
         let heating = (seconds * HEATING_SHARE).min(HEATING_SECONDS_MAX);
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { bench.heat(&untuned[0], heating)? };
         let shapes = untuned.len();
         for (index, untuned) in untuned.iter().enumerate() {
             progress(index, shapes);
             let share = (seconds - heating) * untuned.flops / untuned_flops;
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller guarantees.
             if let Some(algorithm) = unsafe { bench.fastest(untuned, share)? } {
                 self.keep(&untuned.shape, algorithm)?;
             }
@@ -142,7 +144,7 @@ impl Bench<'_> {
     /// As for [`Gemm::tune`].
     unsafe fn heat(&self, untuned: &Untuned, seconds: f64) -> Result<(), DeviceError> {
         let plan = untuned.plan();
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe {
             self.fill(&untuned.operands())?;
             let once = self.time(untuned, &plan.algorithm, 1)?;
@@ -151,8 +153,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The fastest algorithm that gives the same bits as the call's own; none if there is no time to measure, or no
-    /// other.
+    /// The fastest algorithm that gives the same bits as the call's own. `None` if there is no time
+    /// to measure, or no other algorithm.
     ///
     /// # Safety
     /// As for [`Gemm::tune`].
@@ -164,7 +166,7 @@ impl Bench<'_> {
         let plan = untuned.plan();
         let choices = plan.all_choices(self.gemm.handle, &untuned.shape);
         let choices = choices.map_err(CudaError::blas("algorithms of a product"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe {
             self.fill(&untuned.operands())?;
             let bits = self.bits(untuned, &plan.algorithm)?;
@@ -184,7 +186,7 @@ impl Bench<'_> {
         }
     }
 
-    /// A digest of the product's bits; none if the algorithm does not run.
+    /// A digest of the product's bits. `None` if the algorithm does not run.
     ///
     /// # Safety
     /// As for [`Gemm::tune`].
@@ -195,7 +197,7 @@ impl Bench<'_> {
     ) -> Result<Option<u64>, DeviceError> {
         let GemmCall { m, n, out, out_dtype, .. } = untuned.call;
         let sum = self.gemm.workspace.start();
-        // SAFETY: the caller's promise. The workspace is free once the product is done.
+        // SAFETY: as the caller guarantees. The workspace is free once the product is done.
         unsafe {
             self.fill(&[(out, out_dtype, m * n)])?;
             if self.queue(untuned, algorithm).is_err() {
@@ -233,7 +235,7 @@ impl Bench<'_> {
                 start.record(self.stream)?;
             }
             for _ in 0..count {
-                // SAFETY: the caller's promise.
+                // SAFETY: as the caller guarantees.
                 unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
                     .map_err(CudaError::blas("timing a product"))?;
             }
@@ -247,7 +249,7 @@ impl Bench<'_> {
     /// As for [`Gemm::tune`].
     unsafe fn queue(&self, untuned: &Untuned, algorithm: &Algorithm) -> Result<(), CudaError> {
         let plan = untuned.with(algorithm)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
             .map_err(CudaError::blas("comparing products"))?;
         // The descriptors must outlive the call.
@@ -281,7 +283,7 @@ impl Bench<'_> {
                 Argument::I64(elements as i64),
                 Argument::I64(seed as i64),
             ];
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller guarantees.
             unsafe { self.launch(name, arguments)? };
         }
         Ok(())
@@ -301,7 +303,7 @@ impl Bench<'_> {
             begins_early: false,
             joint: None,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { launch.queue(self.stream, Start::InOrder, || "a trial of products".to_owned()) }
     }
 }
@@ -319,7 +321,7 @@ impl Untuned {
         Ok(plan)
     }
 
-    /// What the product reads.
+    /// The operands that the product reads.
     fn operands(&self) -> Vec<Filled> {
         let GemmCall { m, n, k, ref a, ref b, out_dtype, bias, addend, .. } = self.call;
         let always = [(a.address, a.dtype, m * k), (b.address, b.dtype, k * n)];

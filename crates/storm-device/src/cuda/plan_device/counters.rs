@@ -1,7 +1,8 @@
-//! Numbers in pinned memory that streams and threads of the host wait for and write.
+//! Counters in pinned memory that streams and threads of the host wait for and write.
 //!
-//! A thread that waits for a stream reads its number and never calls the driver: the issuing thread may be inside
-//! the driver, waiting for room in a queue that makes progress only if that thread does.
+//! A thread that waits for a stream reads its counter and never calls the driver. The issuing
+//! thread may be inside the driver, waiting for room in a queue that makes progress only if the
+//! waiting thread does.
 
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
@@ -10,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use storm_plan::Queue;
 
-/// Each in a cache line of its own.
+/// Distance between counters: each has its own cache line.
 const STRIDE_BYTES: usize = 64;
 
-/// One number for each queue: how many of its instructions are done. It wraps around.
+/// One counter for each queue: how many of its instructions are done. It wraps around.
 #[derive(Debug)]
 pub(super) struct Counters {
     context: Arc<Context>,
@@ -21,7 +22,7 @@ pub(super) struct Counters {
     on_device: sys::CUdeviceptr,
 }
 
-// SAFETY: the numbers are atomic; the pointers stay valid until the last owner drops it.
+// SAFETY: the counters are atomic, and the pointers stay valid until this is dropped.
 unsafe impl Send for Counters {}
 // SAFETY: as above.
 unsafe impl Sync for Counters {}
@@ -38,9 +39,9 @@ impl Counters {
             .map_err(CudaError::driver("allocating counters"))?;
         let mut counters =
             Counters { context: Arc::clone(context), start: start.cast(), on_device: 0 };
-        // SAFETY: the memory has as many bytes, and nothing uses it yet.
+        // SAFETY: the memory has this many bytes, and nothing uses it yet.
         unsafe { counters.start.write_bytes(0, bytes) };
-        // SAFETY: the memory was allocated for that.
+        // SAFETY: the memory was allocated to be mapped.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut counters.on_device, start, 0) }
             .result()
             .map_err(CudaError::driver("mapping counters"))?;
@@ -49,7 +50,8 @@ impl Counters {
 
     fn number(&self, queue: Queue) -> &AtomicU32 {
         let at = queue.index() * STRIDE_BYTES;
-        // SAFETY: inside the memory, aligned and initialized; the card and other threads access it as a whole.
+        // SAFETY: inside the memory, aligned and initialized. The card and other threads access it
+        // only as a whole.
         unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
     }
 
@@ -97,7 +99,7 @@ impl Counters {
 impl Drop for Counters {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: allocated in `new`, freed once; nothing runs on the card any more that uses it.
+        // SAFETY: allocated in `new`, freed once. Nothing that uses it runs on the card any more.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
     }
 }

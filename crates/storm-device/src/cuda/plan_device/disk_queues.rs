@@ -1,4 +1,4 @@
-//! The disk queues of a plan on a GPU: a thread that runs the reads and one that runs the writes.
+//! The disk queues of a plan on a GPU: one thread runs the reads, and another the writes.
 
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
@@ -15,13 +15,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use storm_plan::{CheckedPlan, InstructionId, PerQueue, Queue, Work};
 
-/// How long a thread waits before it looks at a stream's number again.
+/// How long a thread sleeps before it reads a stream's counter again.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
-/// The most copies of a step that are recorded.
+/// The largest number of copies of a step that are recorded.
 const RUNS_MAX: usize = 1 << 16;
 
-/// How far counters jump after a failure, so that no stream waits any more.
+/// What is added to counters after a failure, so that no stream waits any more.
 const RELEASED: u64 = 1 << 30;
 
 /// Threads that read and write the disk tier.
@@ -33,7 +33,7 @@ pub(super) struct DiskQueues {
 struct Shared {
     plan: Arc<CheckedPlan>,
     disk: DiskTier,
-    /// The first byte of the pinned memory.
+    /// The address of the pinned memory.
     host: usize,
     counters: Counters,
     state: Mutex<State>,
@@ -52,7 +52,8 @@ struct State {
 }
 
 impl DiskQueues {
-    /// Starts the threads; `host` is the plan's pinned memory. `recorded` if runs are recorded.
+    /// Starts the threads. `host` is the plan's pinned memory. `recorded` tells whether runs are
+    /// recorded.
     ///
     /// # Safety
     /// The memory is as large as the plan says, and outlives this.
@@ -63,7 +64,7 @@ impl DiskQueues {
         host: *mut u8,
         recorded: bool,
     ) -> Result<DiskQueues, DeviceError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { disk.register(host) };
         let mut state = State::default();
         state.runs.reserve(if recorded { RUNS_MAX } else { 0 });
@@ -103,12 +104,12 @@ impl DiskQueues {
         self.shared.news.notify_all();
     }
 
-    /// Makes a stream wait until a disk queue has done this many.
+    /// Makes a stream wait until a disk queue has done this many copies.
     pub(super) fn hold(&self, stream: &Stream, queue: Queue, count: u64) -> Result<(), CudaError> {
         self.shared.counters.hold(stream, queue, count)
     }
 
-    /// Makes a stream tell the disk queues how far it is.
+    /// Makes a stream report its progress to the disk queues.
     pub(super) fn signal(
         &self,
         stream: &Stream,
@@ -118,14 +119,14 @@ impl DiskQueues {
         self.shared.counters.signal(stream, queue, count)
     }
 
-    /// Its queues.
+    /// The queues of the disk.
     pub(super) fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
         let plan = &self.shared.plan;
         plan.queues().filter(|&queue| plan.links.is_disk(queue))
     }
 
-    /// How many copies a queue, given by its index, has done; none if it is not of the disk. After a failure, more
-    /// than it was given.
+    /// The number of copies that the queue with this index has done. `None` if it is not a disk
+    /// queue. After a failure, it is more than the queue was given.
     pub(super) fn progress(&self, index: usize) -> Option<u64> {
         let queue = self.queues().find(|queue| queue.index() == index)?;
         Some(self.shared.lock().done[queue])
@@ -136,12 +137,12 @@ impl DiskQueues {
         self.shared.lock().failure.clone()
     }
 
-    /// Forgets the runs of the step before.
+    /// Forgets the runs of the previous step.
     pub(super) fn begin(&self) {
         self.shared.lock().runs.clear();
     }
 
-    /// What was copied in the step.
+    /// The copies of the step.
     pub(super) fn runs(&self) -> Vec<HostRun> {
         self.shared.lock().runs.clone()
     }
@@ -185,7 +186,7 @@ impl Shared {
         }
     }
 
-    /// Waits for everything that a copy waits for; false if it must not run any more.
+    /// Waits for everything that a copy waits for. Returns false if the copy must not run any more.
     fn wait(&self, command: &Command) -> bool {
         for (other, target) in command.targets.iter().filter(|(_, target)| target.count > 0) {
             if self.plan.links.is_disk(other) {
@@ -216,15 +217,16 @@ impl Shared {
             _ => None,
         };
         let copy = copy.ok_or_else(|| "it does not touch the disk".to_owned())?;
-        // In bounds: the checker has compared every copy with the size of its tiers.
+        // In bounds: the checker has compared every copy with the sizes of its tiers.
         let host = (self.host + copy.host) as *mut u8;
-        // SAFETY: the memory is there by the promise of `new`. Everything that the copy waits for is done, nothing that
-        // waits for it starts before its number is set, and the checker has proved that nothing else touches its bytes.
-        // This is the only thread of its queue.
+        // SAFETY: the memory exists, as the caller of `new` guarantees. Everything that the copy
+        // waits for is done, nothing that waits for it starts before its counter is set, and the
+        // checker has proved that nothing else touches its bytes. This is the only thread of its
+        // queue.
         unsafe { self.disk.run(copy, host) }
     }
 
-    /// Lets everything go on that waits for the disk: what it computes is never used.
+    /// Releases everything that waits for the disk. What it computes is never used.
     fn release(&self, state: &mut State) {
         for queue in self.plan.queues().filter(|&queue| self.plan.links.is_disk(queue)) {
             state.done[queue] += RELEASED;
@@ -244,7 +246,7 @@ impl Drop for DiskQueues {
         self.shared.lock().stopping = true;
         self.shared.news.notify_all();
         for thread in self.threads.drain(..) {
-            // Failures of the disk were kept.
+            // Failures of the disk were recorded in the state.
             let _ = thread.join();
         }
     }

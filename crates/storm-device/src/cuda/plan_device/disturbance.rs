@@ -6,8 +6,7 @@ use crate::DeviceError;
 use crate::chaos::Chaos;
 use storm_plan::{PerQueue, Queue};
 
-/// Deliberate disturbances of the queues for tests: delays, which must not change results, and a
-/// failure.
+/// Disturbances of the queues for tests: delays, which must not change results, and a failure.
 #[derive(Debug)]
 pub(super) struct Disturbance {
     chaos: Option<(Delay, PerQueue<Chaos>)>,
@@ -33,7 +32,7 @@ impl Disturbance {
         Ok(Disturbance { chaos, fault })
     }
 
-    /// Runs once whatever can run without harm.
+    /// Runs the delay kernel once, with no delay. The kernel that fails cannot be run in advance.
     pub(super) fn warm_up(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.chaos.as_mut().map_or(Ok(()), |(delay, _)| delay.queue(stream, 0))
     }

@@ -1,8 +1,9 @@
 //! CUDA graphs: stretches of the compute queue that the host issues with one call.
 //!
-//! Issuing a kernel costs the host several microseconds, issuing a graph of hundreds not much more. Graphs are made
-//! where kernels are so short that the host would otherwise be late. They take memory of the card, so a budget may
-//! leave room for some or none of them: what has no graph is issued kernel by kernel, with the same bits.
+//! Issuing a kernel costs the host several microseconds, and issuing a graph of hundreds of kernels
+//! not much more. Graphs are made where kernels are so short that the host would otherwise be late.
+//! They take device memory, so a budget may leave room for only some of them or none. Kernels
+//! without a graph are issued one by one, with the same bits.
 
 use super::super::context::Stream;
 use super::super::graph::Graph;
@@ -21,14 +22,15 @@ use storm_plan::{
 /// A graph of fewer kernels saves nothing.
 const KERNELS_MIN: usize = 4;
 
-/// Rates that no card reaches, for a lower bound of durations.
+/// Rates above those of any card with a built-in profile (arithmetic in bf16), for a lower bound of
+/// durations.
 const FLOPS_MAX: f64 = 1e15;
 const BANDWIDTH_MAX: f64 = 5e12;
 
 /// How an instruction of the compute queue is issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Issue {
-    /// By itself.
+    /// By itself, without a graph.
     Alone,
     /// In a graph.
     InGraph {
@@ -55,7 +57,8 @@ impl Graphs {
         Graphs { graphs: Vec::new(), issues, kernels: 0 }
     }
 
-    /// Makes those that pay and for which there is room, and runs each once. Overwrites the block.
+    /// Makes the graphs that save time and for which there is memory, and runs each once.
+    /// Overwrites the block.
     pub(super) fn new(
         plan: &Plan,
         program: &Program,
@@ -84,19 +87,21 @@ impl Graphs {
             }
             let what = || "recording a graph".to_owned();
             let graph = Graph::record(stream, || {
-                // SAFETY: nothing runs; whoever launches the graph promises what running it takes.
+                // SAFETY: nothing runs during the capture. The caller of `Graph::queue` guarantees
+                // what running the graph requires.
                 actions.iter().try_for_each(|action| unsafe {
                     queue_action(action, stream, &tools.gemm, what)
                 })
             })?;
-            // Once, on whatever the block holds: the first run loads code and may allocate.
+            // Runs once, on any contents of the block, because the first run loads code and may
+            // allocate.
             // SAFETY: the addresses are in the block, which nothing else uses yet.
             unsafe { graph.queue(stream)? };
             kernels_left -= kernels;
             graphs.add(&stretch, graph, kernels);
         }
         stream.synchronize("making graphs")?;
-        // The driver may take more for them than is known here.
+        // The driver may take more memory for graphs than was estimated.
         match check_budget(tools, program, vram_bytes) {
             Ok(()) => Ok(graphs),
             Err(_) => Ok(Graphs::none(plan)),
@@ -116,7 +121,7 @@ impl Graphs {
         self.kernels += kernels;
     }
 
-    /// How many there are, and how many kernels they have.
+    /// The number of graphs, and the number of their kernels.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.graphs.len(), self.kernels)
     }
@@ -126,13 +131,13 @@ impl Graphs {
         self.issues[id.index()]
     }
 
-    /// One of them.
+    /// A graph by its index.
     pub(super) fn graph(&self, index: u32) -> &Graph {
         &self.graphs[index as usize]
     }
 }
 
-/// The stretches to make graphs of, the largest first.
+/// The stretches of which to make graphs, largest first.
 fn wanted(plan: &Plan, use_of: GraphUse, kernels: impl Fn(InstructionId) -> usize) -> Vec<Stretch> {
     let kernels_min = match use_of {
         GraphUse::WhereShort => KERNELS_MIN,

@@ -1,6 +1,6 @@
-//! Neighbouring instructions that do the same to different tensors, joined: one launch for the updates of a layer,
-//! two for the sums of squares of its gradients. Bits do not change: the kernels for several tensors run the code of
-//! those for one.
+//! Joins neighboring instructions that do the same to different tensors: one launch for the updates
+//! of a layer, two for the sums of squares of its gradients. Bits do not change, because the
+//! kernels for several tensors run the code of those for one.
 
 use super::super::context::Launch;
 use super::super::join::{TENSORS_MAX, can_join, join};
@@ -37,7 +37,7 @@ pub(super) fn joined<'a>(
     list
 }
 
-/// Whether two instructions are made of launches that [`join`] takes together, one by one.
+/// Whether two instructions consist of launches that [`join`] can join, pair by pair.
 fn are_alike(one: &[Action], other: &[Action]) -> bool {
     let pairs = || one.iter().zip(other);
     one.len() == other.len()
@@ -47,7 +47,7 @@ fn are_alike(one: &[Action], other: &[Action]) -> bool {
         })
 }
 
-/// The first launches of all parts as one, then the second ones, and so on.
+/// Joins the first launches of all parts, then the second ones, and so on.
 fn all_joined(parts: &[&[Action]]) -> Option<Vec<Action>> {
     let launch_of = |action: &'_ Action| match action {
         Action::Launch(launch) => Some(launch.clone()),
@@ -162,9 +162,9 @@ mod tests {
         for second in [(1024 + 255, 2048), (512, 1024 - 255), (512, 255)] {
             assert_eq!(of_plan(&[(0, 1024), second], &actions), apart, "{second:?}");
         }
-        // Both may read the same.
+        // Both may read the same bytes.
         assert_eq!(of_plan(&[(0, 1024), (0, 2048)], &actions), [(Kernel::named(101), 2)]);
-        // The third depends on the first alone, and still cannot come before it.
+        // The third depends on the first alone, but still cannot be joined with it.
         let actions: Vec<Vec<Action>> = (0..3).map(|address| vec![launch(1, address)]).collect();
         let found = of_plan(&[(0, 1024), (256, 2048), (1024, 512)], &actions);
         assert_eq!(found, [(Kernel::named(101), 2), (Kernel::named(1), 1)]);

@@ -47,16 +47,17 @@ use timeline::Timeline;
 
 /// A checked plan on a GPU.
 ///
-/// The host issues instructions in the order of the plan and waits only when the driver accepts no more. All
-/// kernels run in one stream, so matrix products can share a workspace.
+/// The host issues instructions in the order of the plan. It waits only when the driver accepts no
+/// more, and before it accesses memory that queues use. All kernels run in one stream, so matrix
+/// products can share a workspace.
 #[derive(Debug)]
 pub struct CudaPlanDevice {
     // Dropped in this order: first the work, then what it uses.
     queues: Queues,
-    /// None if the plan takes no data.
+    /// `None` if the plan takes no data.
     reader: Option<Reader>,
     graphs: Graphs,
-    /// The small tensors that are read after steps, once they are known.
+    /// Reads small tensors after steps. `None` until these tensors are known.
     gather: Option<Gather>,
     program: Program,
     kept: CudaKept,
@@ -67,13 +68,13 @@ pub struct CudaPlanDevice {
     recording: bool,
     disturbance: Disturbance,
     vram_bytes: Option<u64>,
-    /// Wait after every instruction, so an error is attributed to the one that caused it.
+    /// Waits after every instruction, so that an error is attributed to the one that caused it.
     synchronous: bool,
     /// The error that stopped the device.
     failure: Option<DeviceError>,
 }
 
-/// What a device passes on to the next, see [`CudaPlanDevice::keep`].
+/// What a device passes on to the next. See [`CudaPlanDevice::keep`].
 #[derive(Debug)]
 pub struct CudaKept {
     // Dropped in this order: first what is registered with the context.
@@ -103,7 +104,7 @@ impl CudaPlanDevice {
         &self.kept.tools.context.card
     }
 
-    /// Card memory that this process holds: the block, workspaces, code, the context itself.
+    /// Card memory that this process holds: the block, workspaces, code and the context.
     ///
     /// # Errors
     /// From the driver.
@@ -111,12 +112,12 @@ impl CudaPlanDevice {
         Ok(self.kept.tools.context.memory_in_use()?)
     }
 
-    /// What the card has consumed and how fast it runs now; none if NVML does not say.
+    /// The card's energy use so far and its clock now. `None` if NVML does not report them.
     pub fn power(&self) -> Option<PowerReading> {
         self.kept.tools.context.power()
     }
 
-    /// How many CUDA graphs issue kernels, and how many kernels these have in all.
+    /// The number of CUDA graphs that issue kernels, and the number of kernels in them.
     pub fn graphs(&self) -> (usize, usize) {
         self.graphs.counts()
     }
@@ -125,7 +126,7 @@ impl CudaPlanDevice {
     /// device reuses the host memory if it is large enough for its plan, however much larger.
     ///
     /// # Errors
-    /// From anything that was issued. After an error of the card nothing can be kept.
+    /// From anything that was issued. After an error of the card, nothing can be kept.
     pub fn keep(mut self) -> Result<CudaKept, DeviceError> {
         self.synchronize()?;
         Ok(self.kept)
@@ -172,7 +173,7 @@ impl CudaPlanDevice {
         failure
     }
 
-    /// Waits until everything that was to be read has been.
+    /// Waits until all issued reads are done.
     fn finish_reading(&mut self) -> Result<(), DeviceError> {
         let (Some(reader), Some(queue)) = (&self.reader, self.plan.links.data_queue()) else {
             return Ok(());
@@ -191,12 +192,12 @@ impl CudaPlanDevice {
         Ok(())
     }
 
-    /// Runs a fetch in this thread, or hands a read to the thread that reads.
+    /// Runs a fetch in this thread, or gives a read to the reader's thread.
     fn take_data(&mut self, id: InstructionId) -> Result<(), DeviceError> {
         let plan = Arc::clone(&self.plan);
         let waits = &plan.instruction(id).waits;
-        // The host waits for streams, and streams never wait for a fetch: it is done before they are given
-        // anything that needs it.
+        // The host waits for streams, but streams never wait for a fetch: it is done before
+        // anything that needs it is issued to them.
         self.queues.wait_for(waits)?;
         let (queue, _) = self.queues.begin(&plan, id)?;
         let reader = self.reader.as_ref().ok_or(DeviceError::NoSupply)?;
@@ -243,8 +244,9 @@ impl CudaPlanDevice {
         if let Issue::InGraph { launches, ends } = self.issue_of(id) {
             if let Some(graph) = launches {
                 self.disturbance.precede(queue, stream)?;
-                // SAFETY: as for `queue` below. The graph has the instructions of this queue from this one to the
-                // one that ends it, and no other in between waits or is awaited.
+                // SAFETY: as for `queue` below. The graph has the instructions of this queue from
+                // this one to the one that ends it. Of these, only the first waits for other
+                // queues, and other queues wait only for the last.
                 unsafe { self.graphs.graph(graph).queue(stream)? };
             }
             if ends {
@@ -271,7 +273,8 @@ impl CudaPlanDevice {
         Ok(self.queues.end(queue, id)?)
     }
 
-    /// How an instruction is issued now: a graph cannot tell when its kernels run.
+    /// How an instruction is issued now. A step that is recorded uses no graphs, because they do
+    /// not show when their kernels run.
     fn issue_of(&self, id: InstructionId) -> Issue {
         let records = self.timeline.is_some() && self.recording;
         if records { Issue::Alone } else { self.graphs.issue(id) }
@@ -305,7 +308,8 @@ impl PlanDevice for CudaPlanDevice {
 
     const ALIGNMENT: usize = CudaDevice::ALIGNMENT;
 
-    /// As [`PlanDevice::commit`]; also runs every kernel once, so no card memory is allocated later.
+    /// As [`PlanDevice::commit`]. Also runs every kernel once, so no card memory is allocated
+    /// later.
     fn commit(
         plan: Arc<CheckedPlan>,
         mut options: CudaPlanOptions,
@@ -318,7 +322,8 @@ impl PlanDevice for CudaPlanDevice {
             return Err(DeviceError::NoTier { tier });
         }
         let disk = DiskTier::new(&plan, options.disk.as_ref())?;
-        // Locals are dropped in reverse order: on an error the work ends first and the context goes last.
+        // Locals are dropped in reverse order: on an error, the work ends first, and the context is
+        // released last.
         let (tools, kept_host) = match options.kept.take() {
             Some(CudaKept { host, tools }) => (tools, Some(host)),
             None => (Tools::new(options.ordinal)?, None),
@@ -546,7 +551,7 @@ impl PlanDevice for CudaPlanDevice {
             unsafe { result::memcpy_dtoh_async(bytes, *from, stream.handle()) }
                 .map_err(CudaError::driver("copying from the GPU"))
         });
-        // While the card copies its part.
+        // Runs while the card copies its part.
         copy_all(here);
         let done = stream.synchronize("copying from the GPU");
         queued.and(done).map_err(|error| self.fail(None, error.into()))
@@ -566,7 +571,7 @@ impl PlanDevice for CudaPlanDevice {
             .iter()
             .map(|&(Place { offset, .. }, bytes)| Piece { address: start + offset as u64, bytes });
         if !self.gather.as_ref().is_some_and(|gather| gather.reads(pieces.clone())) {
-            // It may still be writing to its memory.
+            // The old kernel may still be writing to its memory.
             self.synchronize()?;
             let Tools { kernels, context, .. } = &self.kept.tools;
             self.gather = Gather::new(context, kernels, pieces.collect())?;
@@ -690,7 +695,7 @@ fn check_budget(
     Err(over_budget(in_use, budget_bytes, block_bytes).into())
 }
 
-/// Zeroed host memory for a plan: the kept memory if it is large enough.
+/// Zeroed host memory for a plan. Reuses the kept memory if it is large enough.
 fn host_memory(
     plan: &Plan,
     context: &Arc<Context>,
@@ -702,7 +707,7 @@ fn host_memory(
         host.as_mut_slice().par_chunks_mut(64 << 20).for_each(|part| part.fill(0));
         return Ok(host);
     }
-    // The kept memory is already freed here: there may not be enough for both.
+    // The kept memory is already freed here, because there may not be enough memory for both.
     Ok(PinnedMemory::new(context, wanted, |bytes| {
         progress(Preparing::HostMemory { bytes, of: wanted });
     })?)
@@ -717,7 +722,7 @@ fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {
     })
 }
 
-/// Copies a few bytes each way: the first copy of a stream may allocate card memory.
+/// Copies a few bytes each way, because the first copy of a stream may allocate card memory.
 fn warm_up_copies(
     plan: &Plan,
     queues: &Queues,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// How a GPU runs a plan.
 pub struct CudaPlanOptions {
-    /// Which GPU, from 0. With `kept`, the kept device's GPU is used.
+    /// The GPU's number, from 0. With `kept`, the kept device's GPU is used.
     pub ordinal: usize,
     /// Record what the queues did in each step. Costs two events per instruction.
     pub trace: bool,
@@ -27,11 +27,12 @@ pub struct CudaPlanOptions {
     pub tune_seconds: f64,
     /// Which kernels are issued as CUDA graphs. Bits do not change.
     pub graphs: GraphUse,
-    /// Where the disk tier is; a plan that has one needs it.
+    /// Where the disk tier is. Required if the plan has one.
     pub disk: Option<DiskOptions>,
-    /// The other ranks; a plan for several of them needs it.
+    /// The other ranks. Required if the plan is for several ranks.
     pub ranks: Option<Arc<CudaRanks>>,
-    /// Take device memory so that what evaluations do not use can be given back between steps.
+    /// Allocate device memory in parts, so that what evaluations do not use can be given back
+    /// between steps.
     pub releases_idle: bool,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
@@ -42,10 +43,10 @@ pub struct CudaPlanOptions {
 /// Which kernels the host issues together, as CUDA graphs. `STORM_CUDA_GRAPHS=0` means none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphUse {
-    /// Those of steps and evaluations whose kernels are so short that the host could be late, as far as there is
-    /// memory for graphs.
+    /// Kernels of steps and evaluations, where they are so short that the host could be late, and
+    /// where there is memory for graphs.
     WhereShort,
-    /// All that can be, for tests.
+    /// All kernels that can be, for tests.
     Everywhere,
     /// None.
     Never,
@@ -112,10 +113,11 @@ impl fmt::Debug for CudaPlanOptions {
 }
 
 impl CudaPlanOptions {
-    /// Which kernels are issued as graphs, given what else is asked for.
+    /// Which kernels are issued as graphs, given the other options.
     pub(super) fn graph_use(&self, synchronous: bool) -> GraphUse {
         let is_off = std::env::var_os("STORM_CUDA_GRAPHS").is_some_and(|value| value == "0");
-        // Those name single instructions. Nor are graphs known to stay on a part of the card.
+        // These options concern single instructions. And graphs are not known to stay on a part of
+        // the card.
         let by_instruction = synchronous || self.fail_after.is_some();
         match is_off || by_instruction || self.multiprocessors.is_some() {
             true => GraphUse::Never,

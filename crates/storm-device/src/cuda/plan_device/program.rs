@@ -20,13 +20,13 @@ use storm_ranks::Place;
 /// All launches, products and copies of a plan with their addresses, and the block of memory they use.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// For all kernels, one after another.
+    /// The actions of all instructions, one after another.
     actions: Vec<Action>,
     /// By instruction.
     work: Vec<Prepared>,
     memory: Allocation,
     copy_slowdown: f64,
-    /// None if the plan is for one rank.
+    /// `None` if the plan is for one rank.
     ranks: Option<Arc<CudaRanks>>,
 }
 
@@ -35,14 +35,14 @@ enum Prepared {
     /// A range of the actions.
     Kernels(Range<u32>),
     Copy(Direction, CopyRange),
-    /// Messages to other ranks and from them, in rounds.
+    /// Messages to and from other ranks, in rounds.
     Collective(Vec<PlacedMessages>),
-    /// Threads of the host run it.
+    /// A thread of the host runs it.
     OnHost,
 }
 
 impl Program {
-    /// Takes the block and resolves every instruction to addresses in it.
+    /// Allocates the block and resolves every instruction to addresses in it.
     pub(super) fn new(
         plan: &Plan,
         tools: &Tools,
@@ -113,7 +113,7 @@ impl Program {
         Ok(Prepared::Kernels(first..self.actions.len() as u32))
     }
 
-    /// The launches and products for a node that lies in the block.
+    /// The launches and products for a node whose tensors are in the block.
     pub(super) fn resolve(
         &self,
         node: &PlacedNode,
@@ -139,7 +139,7 @@ impl Program {
         &mut self.memory
     }
 
-    /// Queues an instruction; `what` names it in an error.
+    /// Queues an instruction. `what` names it in an error.
     ///
     /// # Safety
     /// The stream belongs to the instruction's queue. The instruction was issued in the order of a checked
@@ -157,15 +157,15 @@ impl Program {
         match &self.work[id.index()] {
             Prepared::Kernels(_) => {
                 for action in self.actions(id) {
-                    // SAFETY: the caller's promise; all kernels run in one stream.
+                    // SAFETY: as the caller guarantees. All kernels run in one stream.
                     unsafe { queue_action(action, stream, gemm, &what)? };
                 }
                 Ok(())
             }
             Prepared::Copy(direction, range) => {
                 let copy = |range| {
-                    // SAFETY: the caller's promise. The source does not change meanwhile, so copying it again
-                    // changes nothing.
+                    // SAFETY: as the caller guarantees. The source does not change meanwhile, so
+                    // repeating the copy changes nothing.
                     unsafe { queue_copy(stream, *direction, host, &self.memory, range) }
                 };
                 copy(*range)?;
@@ -176,7 +176,8 @@ impl Program {
             }
             Prepared::Collective(rounds) => {
                 let ranks = self.ranks.as_ref().ok_or(DeviceError::NoRanks)?;
-                // SAFETY: the caller's promise; the plans of other ranks have the counterpart of this.
+                // SAFETY: as the caller guarantees. The plans of the other ranks have the
+                // counterpart of this.
                 Ok(unsafe { ranks.queue_timed(rounds, stream) }?)
             }
             Prepared::OnHost => Ok(()),
@@ -188,7 +189,8 @@ impl Program {
         self.ranks.as_deref()
     }
 
-    /// Finds the fastest algorithms for products in about `seconds`, see [`Gemm::tune`]. Overwrites the block.
+    /// Finds the fastest algorithms for products in about `seconds`. See [`Gemm::tune`]. Overwrites
+    /// the block.
     pub(super) fn tune(
         &mut self,
         stream: &Stream,
@@ -211,8 +213,8 @@ impl Program {
         Ok(())
     }
 
-    /// Runs every kernel and every product shape once, on whatever the block holds: the first run of each
-    /// loads code and may allocate card memory.
+    /// Runs every kernel and every product shape once, on any contents of the block, because the
+    /// first run of each loads code and may allocate card memory.
     pub(super) fn warm_up(&self, stream: &Stream, gemm: &Gemm) -> Result<(), DeviceError> {
         let mut kernels: HashSet<Kernel> = HashSet::new();
         let mut products = HashSet::new();
@@ -234,7 +236,7 @@ impl Program {
     }
 }
 
-/// Queues one action; `what` names it in an error.
+/// Queues one action. `what` names it in an error.
 ///
 /// # Safety
 /// Until the stream has run it, the addresses are valid and nothing else uses that memory. All products run in
@@ -246,15 +248,15 @@ pub(super) unsafe fn queue_action(
     what: impl Fn() -> String,
 ) -> Result<(), DeviceError> {
     match action {
-        // SAFETY: the caller's promise; the planner made the arguments for this kernel.
+        // SAFETY: as the caller guarantees. The planner made the arguments for this kernel.
         Action::Launch(launch) => unsafe { launch.queue(stream, Start::InOrder, what) },
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         Action::Gemm(call) => Ok(unsafe { gemm.queue(call, stream) }?),
     }
 }
 
-/// How many bytes a copy moves in each repetition to take `slowdown` times as long: all of them several times,
-/// then a part.
+/// The bytes that a copy moves in each repetition so that it takes `slowdown` times as long: all of
+/// them several times, then a part.
 fn again(bytes: usize, slowdown: f64) -> impl Iterator<Item = usize> {
     let more = slowdown - 1.0;
     let part = (bytes as f64 * more.fract()) as usize;

@@ -10,20 +10,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// Each queue records an event at least this often, to tell the host how far it is.
+/// Each queue records an event after at most this many instructions, to tell the host how far it
+/// is.
 const MARK_EVERY: usize = 32;
 
-/// The most events of a queue not yet seen done. The host waits when it is that far ahead; the driver makes
-/// it wait much earlier if there are kernels between events.
+/// The largest number of a queue's events that were not yet seen done. The host waits when it is
+/// that far ahead. If there are kernels between events, the driver makes it wait much earlier.
 const PENDING_MAX: usize = 4096;
 
-/// How often the host looks whether a rank has failed, in rounds of waiting.
+/// After how many rounds of waiting the host checks whether a rank has failed.
 const RANKS_EVERY: u32 = 1024;
 
 /// One stream per queue, and the events that other streams and the host wait for.
 #[derive(Debug)]
 pub(super) struct Queues {
-    /// By queue; none for those that threads of the host run.
+    /// By queue. `None` for queues that threads of the host run.
     streams: Vec<Option<Stream>>,
     /// By instruction: the event after it, if anything waits for it. Recorded again each time the
     /// instruction is issued, which does not affect earlier waits.
@@ -33,15 +34,15 @@ pub(super) struct Queues {
     waited: PerQueue<PerQueue<u64>>,
     /// By queue.
     progress: Vec<Progress>,
-    /// By instruction: whether the disk waits for it, so its stream says when it is done.
+    /// By instruction: whether the disk waits for it, so its stream signals when it is done.
     signals: Vec<bool>,
-    /// None if the plan has no disk tier.
+    /// `None` if the plan has no disk tier.
     disk: Option<DiskQueues>,
-    /// None if the plan is for one rank.
+    /// `None` if the plan is for one rank.
     ranks: Option<Arc<CudaRanks>>,
 }
 
-/// What the host knows of a queue.
+/// What the host knows about a queue.
 #[derive(Debug)]
 struct Progress {
     /// Events not yet seen done: how many instructions the queue had been given by then, and the last of
@@ -56,7 +57,7 @@ struct Progress {
 /// Instructions given to a queue and not known to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
-    /// Everything up to this one is done; none if nothing is known to be.
+    /// Everything up to this one is done. `None` if nothing is known to be done.
     pub(super) after: Option<InstructionId>,
     /// The last that was issued.
     pub(super) last: InstructionId,
@@ -65,7 +66,7 @@ pub(super) struct Unfinished {
 }
 
 impl Queues {
-    /// Computes on `multiprocessors` of the card, or on all of it if none.
+    /// Computes on `multiprocessors` of the card, or on all of them if `None`.
     pub(super) fn new(
         plan: &Plan,
         context: &Arc<Context>,
@@ -99,12 +100,12 @@ impl Queues {
         })
     }
 
-    /// Runs the copies from and to the disk there.
+    /// Sets the queues for copies from and to the disk.
     pub(super) fn set_disk(&mut self, disk: DiskQueues) {
         self.disk = Some(disk);
     }
 
-    /// Looks for errors of these while the host waits.
+    /// Sets the ranks whose errors are checked while the host waits.
     pub(super) fn set_ranks(&mut self, ranks: Option<Arc<CudaRanks>>) {
         self.ranks = ranks;
     }
@@ -126,7 +127,7 @@ impl Queues {
         self.streams[queue.index()].as_ref().expect("it runs on the card")
     }
 
-    /// Those of all queues that run on the card, that of kernels first.
+    /// The streams of all queues that run on the card, with that of kernels first.
     pub(super) fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.streams.iter().flatten()
     }
@@ -165,7 +166,7 @@ impl Queues {
         Ok((queue, command))
     }
 
-    /// Registers that all of an instruction is in its stream.
+    /// Registers that the whole instruction was issued to its stream.
     pub(super) fn end(&mut self, queue: Queue, id: InstructionId) -> Result<(), CudaError> {
         if let Some(disk) = self.disk.as_ref().filter(|_| self.signals[id.index()]) {
             disk.signal(self.stream(queue), queue, self.tickets.last(id))?;
@@ -181,7 +182,7 @@ impl Queues {
         self.look(queue.index())
     }
 
-    /// Registers that the host has run the last instruction that a queue was given, and all before it.
+    /// Registers that the host has run every instruction that a queue was given.
     pub(super) fn done_by_host(&mut self, queue: Queue) {
         let progress = &mut self.progress[queue.index()];
         (progress.done, progress.done_last) = (self.tickets.given()[queue], progress.given_last);
@@ -198,8 +199,8 @@ impl Queues {
         self.wait(self.tickets.given())
     }
 
-    /// Polls the events of all queues instead of blocking on one: after an error the driver no longer says
-    /// which are done.
+    /// Polls the events of all queues instead of blocking on one, because after an error the driver
+    /// no longer reports which are done.
     fn wait(&mut self, counts: PerQueue<u64>) -> Result<(), CudaError> {
         let counts = counts.iter().map(|(_, &count)| count);
         let mut rounds = 0u32;
@@ -225,7 +226,7 @@ impl Queues {
         on_disk.any(|known| known.index() == queue)
     }
 
-    /// Updates what is known of a queue's progress.
+    /// Updates what is known about a queue's progress.
     fn look(&mut self, queue: usize) -> Result<(), CudaError> {
         let progress = &mut self.progress[queue];
         let disk = self.disk.as_ref().and_then(|disk| disk.progress(queue));
@@ -249,7 +250,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Where a queue is, if it has not finished everything it was given.
+    /// What a queue has not finished, if anything.
     pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
         let progress = &self.progress[queue.index()];
         let count = self.tickets.given()[queue].saturating_sub(progress.done);
@@ -263,7 +264,7 @@ impl Drop for Queues {
     fn drop(&mut self) {
         let _ = self.stream(Queue::COMPUTE).context().make_current();
         for stream in self.streams() {
-            // After an error nothing runs any more, and the error was already reported.
+            // After an error, nothing runs any more, and the error was already reported.
             let _ = stream.synchronize("ending");
         }
         // Its threads use memory that is freed after this.
@@ -296,7 +297,7 @@ fn is_marked(plan: &Plan) -> Vec<bool> {
             }
         }
     }
-    // The host knows what it runs itself.
+    // Needs no event: the host knows what it has run itself.
     for (index, is_marked) in is_marked.iter_mut().enumerate() {
         *is_marked &= !plan.links.is_of_host(plan.queue(InstructionId(index as u32)));
     }

@@ -10,13 +10,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use storm_plan::InstructionId;
 
-/// The most reads that wait. The host waits when it is that far ahead.
+/// The largest number of waiting reads. The host waits when it is that far ahead.
 const WAITING_MAX: usize = 1024;
 
-/// The most reads of a step that are recorded.
+/// The largest number of reads of a step that are recorded.
 const RUNS_MAX: usize = 1 << 16;
 
-/// Something that a thread of the host ran, by the host's clock.
+/// An instruction that a thread of the host ran, with times of the host's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostRun {
     pub(super) instruction: InstructionId,
@@ -37,7 +37,7 @@ struct Shared {
 }
 
 struct State {
-    /// Reads that are not done, and how many micro-batches each reads.
+    /// Reads that are not done, and the number of micro-batches of each.
     waiting: VecDeque<(InstructionId, usize)>,
     done: u64,
     supply: Supplied,
@@ -47,7 +47,7 @@ struct State {
 }
 
 impl Reader {
-    /// Starts the thread. `recorded` if runs are recorded.
+    /// Starts the thread. `recorded` tells whether runs are recorded.
     pub(super) fn new(recorded: bool) -> Result<Reader, DeviceError> {
         let state = State {
             waiting: VecDeque::with_capacity(WAITING_MAX),
@@ -65,12 +65,12 @@ impl Reader {
         Ok(Reader { shared, thread: Some(thread) })
     }
 
-    /// Reads from there later on.
+    /// Sets the source of later reads.
     pub(super) fn set_supply(&self, supply: Arc<dyn Supply>) {
         self.shared.lock().supply = Some(supply);
     }
 
-    /// What fetches take data from.
+    /// The source from which fetches take data.
     pub(super) fn supply(&self) -> Supplied {
         self.shared.lock().supply.clone()
     }
@@ -83,17 +83,17 @@ impl Reader {
         self.shared.news.notify_all();
     }
 
-    /// Waits until this many reads are done in all; says whether none has panicked.
+    /// Waits until this many reads are done in all. Returns whether none has panicked.
     pub(super) fn wait(&self, count: u64) -> bool {
         !self.shared.wait_while(|state| state.done < count && !state.panicked).panicked
     }
 
-    /// Forgets the runs of the step before.
+    /// Forgets the runs of the previous step.
     pub(super) fn begin(&self) {
         self.shared.lock().runs.clear();
     }
 
-    /// What was read in the step.
+    /// The reads of the step.
     pub(super) fn runs(&self) -> Vec<HostRun> {
         self.shared.lock().runs.clone()
     }
@@ -132,7 +132,7 @@ impl Shared {
         }
     }
 
-    /// Waits as long as `is_early`, and returns holding the lock.
+    /// Waits while `is_early` is true, and returns holding the lock.
     fn wait_while(&self, is_early: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         let waited = self.news.wait_while(self.lock(), |state| is_early(state));
         waited.unwrap_or_else(PoisonError::into_inner)
@@ -167,7 +167,7 @@ mod tests {
     use crate::PutInput;
     use storm_plan::Fetch;
 
-    /// Counts what is read, and panics at a read of nothing.
+    /// Lists the sizes of reads, and panics at a read of no micro-batches.
     #[derive(Default)]
     struct Counted(Mutex<Vec<usize>>);
 

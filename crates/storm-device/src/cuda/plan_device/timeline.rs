@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// The most instructions of a queue that are timed in a step; each takes two events.
+/// The largest number of instructions of a queue that are timed in a step. Each takes two events.
 const SPANS_MAX: usize = 1 << 17;
 
 /// The times of one step.
@@ -24,7 +24,7 @@ pub(super) struct Timeline {
     /// Instructions given to each queue before the step.
     given_before: PerQueue<u64>,
     left_out: usize,
-    /// What the issuing thread ran itself.
+    /// Instructions that the issuing thread ran itself.
     by_host: Vec<HostRun>,
 }
 
@@ -50,7 +50,7 @@ struct Run {
 pub(super) struct Started(usize);
 
 impl Timeline {
-    /// Room for a step of the plan, up to the limit.
+    /// Makes room for a step of the plan, up to the limit.
     pub(super) fn new(plan: &Plan, context: &Arc<Context>) -> Result<Timeline, CudaError> {
         let times = |count: usize| -> Result<Times, CudaError> {
             let count = count.min(SPANS_MAX);
@@ -72,7 +72,7 @@ impl Timeline {
         })
     }
 
-    /// Begins a step on empty streams, which had been given this many instructions before.
+    /// Begins a step on idle streams, which were given this many instructions before.
     pub(super) fn begin<'a>(
         &mut self,
         streams: impl IntoIterator<Item = &'a Stream>,
@@ -94,7 +94,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Records that an instruction starts at this point of its stream. None if there is no room.
+    /// Records that an instruction starts at this point of its stream. `None` if there is no room.
     pub(super) fn start(
         &mut self,
         queue: Queue,
@@ -126,7 +126,7 @@ impl Timeline {
         self.queues[queue].events[started.0][1].record(stream)
     }
 
-    /// Records what the issuing thread ran itself.
+    /// Records an instruction that the issuing thread ran itself.
     pub(super) fn ran_on_host(&mut self, run: HostRun) {
         match self.by_host.len() < self.by_host.capacity() {
             true => self.by_host.push(run),
@@ -134,7 +134,7 @@ impl Timeline {
         }
     }
 
-    /// The step, once it is done; `others` is what other threads of the host ran.
+    /// The trace of the step, once it is done. `others` is what other threads of the host ran.
     pub(super) fn trace(&self, others: &[HostRun]) -> Result<Trace, CudaError> {
         let times = PerQueue::try_from_fn(|queue| self.queues[queue].times(&self.base))?;
         let mut spans = Vec::with_capacity(times.iter().map(|(_, own)| own.len()).sum());
@@ -171,8 +171,8 @@ impl Timeline {
         Ok(Trace { spans, left_out: self.left_out })
     }
 
-    /// What a run waited for in another queue, and when that was done; none if it was done before the
-    /// step, or was not recorded.
+    /// What a run waited for in another queue, and when that was done. `None` if it was done before
+    /// the step, or was not recorded.
     fn awaited(
         &self,
         run: &Run,

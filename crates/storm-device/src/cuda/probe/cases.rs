@@ -1,4 +1,4 @@
-//! What is timed: one op each, on data like that of training.
+//! The cases that are timed: one op each, on data like that of training.
 
 use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
@@ -9,18 +9,18 @@ use storm_graph::{
 };
 use storm_plan::GemmKind;
 
-/// One op to time: the last node of a graph whose other nodes make its operands.
+/// An op to time: the last node of a graph whose other nodes make its operands.
 pub(super) struct Case {
     pub(super) subject: Subject,
     pub(super) graph: Graph,
     /// Data that comes from the host.
     pub(super) integers: Vec<(TensorId, Vec<i32>)>,
-    /// Where each tensor lies.
+    /// The offset of each tensor.
     pub(super) offsets: Vec<usize>,
     pub(super) size_bytes: usize,
 }
 
-/// What a time says something about.
+/// What a case measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// A matrix product.
@@ -29,7 +29,7 @@ pub(super) enum Subject {
     Fp8,
     /// Causal attention or its gradient.
     Attention { sequence: usize, head_dim: usize, pass: Pass },
-    /// An op that moves bytes, under its name.
+    /// An op that moves bytes, listed under its name.
     Moving,
     /// Plain reading and writing.
     Memory,
@@ -44,18 +44,19 @@ pub(super) enum Pass {
     Backward,
 }
 
-/// How large the cases are.
+/// The sizes of the cases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     /// Tokens of the matrix products.
     pub(super) rows: &'static [usize],
     /// Tokens of everything else.
     pub(super) tokens: usize,
-    /// Widths are divided by this; 1 but for tests.
+    /// Widths are divided by this. 1 except in tests.
     pub(super) shrink: usize,
 }
 
-/// Linear layers, (outputs, inputs): qkv, output, gate and up, down; of Qwen2.5 1.5B, then 7B.
+/// Linear layers as (outputs, inputs): qkv, output, gate and up, down. First those of Qwen2.5 1.5B,
+/// then of 7B.
 const LINEARS: [(usize, usize); 8] = [
     (2048, 1536),
     (1536, 1536),
@@ -70,14 +71,14 @@ const LINEARS: [(usize, usize); 8] = [
 /// Heads over the vocabulary of the same models.
 const HEADS: [(usize, usize); 2] = [(151_936, 1536), (152_064, 3584)];
 
-/// Tokens whose logits are measured at once, and those that a loss makes at a time.
+/// Tokens of a product with the head, and tokens of a loss's chunk of logits.
 const HEAD_ROWS: usize = 8192;
 const CHUNK_ROWS: usize = 2048;
 
-/// Elements whose bytes no cache holds.
+/// More elements than fit in any cache.
 const MANY: usize = 128 << 20;
 
-/// Every case: products first, the largest among them first of all.
+/// Every case. Products come first, those of the most tokens first of all.
 pub(super) fn all(sizes: Sizes) -> Result<Vec<Case>, DeviceError> {
     build(sizes).map_err(|error| DeviceError::Unsupported {
         op: "probe",
@@ -142,7 +143,7 @@ fn gemm(
         }
         GemmKind::WeightGradient => {
             let (dy, x) = (b.normal(&[tokens, outputs])?, b.normal(&[tokens, inputs])?);
-            // As in all micro-batches of a step but the first.
+            // As in all micro-batches of a step except the first.
             let accumulator = Some(b.fill(&[outputs, inputs], dtype)?);
             (outputs, inputs, tokens, Op::LinearWeightGrad { dy, x, accumulator, dtype })
         }
@@ -344,7 +345,7 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
     Ok(cases)
 }
 
-/// bf16 with stochastic rounding, as a training step has it.
+/// bf16 with stochastic rounding, as in a training step.
 fn adamw(b: &mut Builder, shape: &[usize]) -> Result<Op<TensorId>, GraphError> {
     let first_moment = b.normal(shape)?;
     let squares = Op::Mul { a: first_moment, b: first_moment };
@@ -358,7 +359,7 @@ fn adamw_int8(b: &mut Builder, shape: &[usize]) -> Result<Op<TensorId>, GraphErr
     let moments = ["first", "second"].map(|name| {
         let class = TensorClass::OptimizerState;
         let id = b.graph.source(name, shape_of_moment.clone(), DType::U8, class);
-        // Four codes in a word; one of 33 is a scale.
+        // A word has four codes, and one word of 33 is a scale.
         let word = |at: usize| match at % 33 {
             32 => 0.01f32.to_bits().cast_signed(),
             _ => (at as u32).wrapping_mul(0x9e37_79b9).cast_signed(),
@@ -392,7 +393,7 @@ fn adamw_of(
     })
 }
 
-/// A number below `limit`: xorshift.
+/// A random number below `limit`, by xorshift.
 fn below(state: &mut u64, limit: usize) -> i32 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -400,7 +401,7 @@ fn below(state: &mut u64, limit: usize) -> i32 {
     (*state % limit as u64) as i32
 }
 
-/// Makes operands by nodes before the timed one.
+/// Builds a graph whose first nodes make the operands of the timed one.
 struct Builder {
     graph: Graph,
     dtype: DType,
@@ -417,7 +418,7 @@ impl Builder {
         Builder { graph, dtype, seed, integers: vec![(seed, words)], made: 0 }
     }
 
-    /// Random values: products of zeros take less power, and so less time.
+    /// Random values, because products of zeros take less power, and so less time.
     fn normal(&mut self, shape: &[usize]) -> Result<TensorId, GraphError> {
         let (shape, dtype, stream) = (Shape::from(shape), self.dtype, self.made);
         self.made += 1;
@@ -425,7 +426,7 @@ impl Builder {
         self.graph.apply_one("normal", op)
     }
 
-    /// All elements a half.
+    /// A tensor with all elements 0.5.
     fn fill(&mut self, shape: &[usize], dtype: DType) -> Result<TensorId, GraphError> {
         let op = Op::Fill { shape: Shape::from(shape), dtype, value: 0.5 };
         self.graph.apply_one("fill", op)
@@ -445,9 +446,10 @@ impl Builder {
     }
 }
 
-/// An offset for each tensor, outputs over what they overwrite, and where the last ends.
+/// An offset for each tensor, and the end of the last one. Outputs are placed over what they
+/// overwrite.
 fn place(graph: &Graph) -> (Vec<usize>, usize) {
-    /// What every device accepts.
+    /// An alignment that every device accepts.
     const ALIGNMENT: usize = 256;
     let (mut offsets, mut end) = (Vec::with_capacity(graph.tensors().len()), 0usize);
     for id in graph.ids() {
@@ -474,7 +476,7 @@ mod tests {
     use crate::cpu::CpuDevice;
     use std::collections::BTreeSet;
 
-    /// Small ones, on the CPU: every operand fits its op, and every node runs.
+    /// Small cases run on the CPU: every operand fits its op, and every node runs.
     #[test]
     fn every_case_runs() {
         let cases = all(Sizes { rows: &[8, 16], tokens: 32, shrink: 128 }).expect("they fit");
@@ -493,7 +495,7 @@ mod tests {
         }
     }
 
-    /// What a training step is made of has a case, and all of it fits a card of 8 GB.
+    /// The ops of a training step have cases, and every case fits a card of 8 GB.
     #[test]
     fn cases_cover_a_training_step() {
         let sizes = Sizes { rows: &[1024, 4096, 8192, 16384, 32768], tokens: 16384, shrink: 1 };

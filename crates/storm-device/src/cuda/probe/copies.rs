@@ -1,4 +1,4 @@
-//! Copies between host and card, timed.
+//! Times copies between host and card.
 
 use super::super::context::Stream;
 use super::super::event::Event;
@@ -10,7 +10,7 @@ use crate::DeviceError;
 /// Bandwidth of copies of one size, one after another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyPoint {
-    /// Of one copy.
+    /// Size of one copy.
     pub bytes: usize,
     /// To the card, bytes per second.
     pub to_device: f64,
@@ -18,17 +18,18 @@ pub struct CopyPoint {
     pub to_host: f64,
 }
 
-/// The sizes that are timed, smallest first: a plan groups copies up to 8 MB and splits them at 64.
+/// The sizes that are timed, smallest first. A plan combines and splits copies to at most about 64
+/// MB.
 const SIZES: [usize; 3] = [1_000_000, 8_000_000, 64_000_000];
 
-/// What copies go from and to, on either side.
+/// Size of the area that copies go from and to, on either side.
 pub(super) const AREA_BYTES: usize = 256_000_000;
 
-/// What copies cost.
+/// The measured figures of copies.
 pub(super) struct Copies {
     /// By size, smallest first.
     pub(super) points: Vec<CopyPoint>,
-    /// Both ways at once, bytes per second together.
+    /// Both ways at once, total bytes per second.
     pub(super) duplex: f64,
     pub(super) latency_seconds: f64,
 }
@@ -51,7 +52,7 @@ pub(super) fn measure(
         points.push(CopyPoint { bytes, to_device, to_host });
     }
     let (small, large) = (points[0], points[points.len() - 1]);
-    // What a small copy takes beyond its bytes.
+    // The time that a small copy takes in addition to that of its bytes.
     let extra = |small: f64, large: f64| SIZES[0] as f64 * (1.0 / small - 1.0 / large);
     let latency_seconds =
         extra(small.to_device, large.to_device).max(extra(small.to_host, large.to_host)).max(0.0);
@@ -59,7 +60,7 @@ pub(super) fn measure(
     Ok(Copies { points, duplex, latency_seconds })
 }
 
-/// One way, in one stream.
+/// Copies one way, in one stream.
 struct Lane<'a> {
     device: &'a CudaDevice,
     host: &'a PinnedMemory,
@@ -74,7 +75,7 @@ impl<'a> Lane<'a> {
         self.time(bytes, copies)
     }
 
-    /// Seconds per copy of `copies` one after another.
+    /// Seconds per copy, over `copies` copies one after another.
     fn time(&self, bytes: usize, copies: usize) -> Result<f64, DeviceError> {
         let context = &self.device.context;
         let (start, end) = (Event::new(context)?, Event::new(context)?);
@@ -85,7 +86,7 @@ impl<'a> Lane<'a> {
         Ok(end.seconds_since(&start)? / copies as f64)
     }
 
-    /// Copies of `bytes` each, walking through the area.
+    /// Queues copies of `bytes` each, which walk through the area.
     fn queue(&self, bytes: usize, copies: usize) -> Result<Transfer<'a>, DeviceError> {
         let memory = &self.device.memory;
         let mut transfer = Transfer::begin(self.stream, self.direction, self.host, memory)?;
@@ -98,7 +99,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Both ways at once, each with its share of the bytes, so that both end together.
+/// Times copies both ways at once, each with its share of the bytes, so that both end together.
 fn duplex(
     device: &CudaDevice,
     host: &PinnedMemory,
@@ -110,7 +111,7 @@ fn duplex(
     let copies = |rate: f64| (seconds * rate / bytes as f64).ceil().max(2.0) as usize;
     let counts = [copies(alone.to_device), copies(alone.to_host)];
     let directions = [Direction::ToDevice, Direction::ToHost];
-    // Both start at one mark, and the time is up when the later one is done.
+    // Both start after one event, and the time ends when the later one is done.
     let start = Event::new(&device.context)?;
     start.record(&device.stream)?;
     let (mut transfers, mut ends) = (Vec::new(), Vec::new());
@@ -131,7 +132,7 @@ fn duplex(
     Ok((counts[0] + counts[1]) as f64 * bytes as f64 / taken)
 }
 
-/// Bytes go to the card and come back as they were.
+/// Checks that bytes that are copied to the card and back do not change.
 fn check_round_trip(
     device: &CudaDevice,
     host: &mut PinnedMemory,

@@ -1,4 +1,4 @@
-//! From times to a profile.
+//! Derives a profile from measured times.
 
 use super::cases::{Case, Pass, Subject};
 use crate::cuda::Card;
@@ -29,9 +29,9 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         uncertainty: None,
         memory_bytes: card.memory_bytes as u64,
         overhead_bytes: rates.overhead_bytes,
-        // Until rates are known.
+        // Set below, once rates are known.
         multiprocessors: None,
-        // Until they are known: products and moves take no time.
+        // Until these rates are known, products and moves take no time.
         gemm_flops: f64::INFINITY,
         gemm_f32_flops: f64::INFINITY,
         gemm_fp8_flops: None,
@@ -92,7 +92,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     let of = |bf16| profile.gemm.iter().filter(move |p| p.bf16 == bf16).map(|p| p.flops).collect();
     (profile.gemm_flops, profile.gemm_f32_flops) = (median(of(true)), median(of(false)));
     if let Some((case, seconds)) = times.iter().find(|(case, _)| case.subject == Subject::Fp8) {
-        // Until this is known, the profile takes it for a product of bf16.
+        // Until this rate is known, the profile treats it as a product in bf16.
         let share = predicted(&profile, case) / work(*seconds);
         profile.gemm_fp8_flops = Some(figure(profile.gemm_flops * share));
     }
@@ -100,7 +100,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     profile.attention_forward_flops = median(attention.iter().map(|p| p.forward_flops).collect());
     profile.attention_backward_flops = median(attention.iter().map(|p| p.backward_flops).collect());
 
-    // What the products of an op do not take, its bytes do.
+    // The time of an op that its products do not take is the time of its bytes.
     let mut bandwidths = Vec::new();
     for (case, seconds) in times.iter().map(|&(case, seconds)| (case, work(seconds))) {
         let bandwidth = figure(moved_bytes(case) / (seconds - predicted(&profile, case)));
@@ -119,13 +119,14 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     profile
 }
 
-/// What the profile says a case takes.
+/// The seconds that the profile predicts for a case.
 fn predicted(profile: &HardwareProfile, case: &Case) -> f64 {
     let (op, outputs) = timed_op(case);
     profile.op_seconds(&op, &outputs)
 }
 
-/// Bytes that the profile counts for a case: its seconds at one byte a second, products for free.
+/// Bytes that the profile counts for a case: its predicted seconds at one byte per second, with
+/// products that take no time.
 fn moved_bytes(case: &Case) -> f64 {
     let unit = HardwareProfile {
         name: String::new(),
@@ -160,18 +161,18 @@ pub(super) fn timed_op(case: &Case) -> (Op<&Tensor>, Vec<&Tensor>) {
     (op, node.outputs.iter().map(|&id| case.graph.tensor(id)).collect())
 }
 
-/// Four digits: more would not be the same the next time.
+/// Rounds to four digits, because more are not reproducible.
 fn figure(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// The middle one; of none, nothing that could be mistaken for a figure.
+/// The middle value. NaN if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// `NVIDIA GeForce RTX 4090` as `rtx-4090`.
+/// Shortens a card's name: `NVIDIA GeForce RTX 4090` becomes `rtx-4090`.
 fn short_name(name: &str) -> String {
     let words = name.split_whitespace().map(str::to_lowercase);
     let telling: Vec<String> = words.filter(|word| word != "nvidia" && word != "geforce").collect();
@@ -199,7 +200,7 @@ mod tests {
         pinned_seconds_per_gib: 0.3,
     };
 
-    /// A profile made of times predicts these times.
+    /// A profile that is made from times predicts these times.
     #[test]
     fn a_profile_predicts_what_was_measured() {
         let cases = all(Sizes { rows: &[8192], tokens: 16384, shrink: 1 }).expect("they fit");
@@ -227,7 +228,7 @@ mod tests {
             let (op, _) = timed_op(case);
             let predicted = predicted(&profile, case);
             let wanted = seconds.max(RATES.kernel_seconds);
-            // The plain addition stands for memory, not for itself.
+            // The profile does not use the time of the tiny case.
             let off = (predicted / wanted - 1.0).abs();
             assert!(off < 0.02 || case.subject == Subject::Tiny, "{}: {off}", op.name());
         }

@@ -1,4 +1,4 @@
-//! What a card can do, measured under sustained load.
+//! Measures what a card can do under sustained load.
 
 mod cases;
 mod copies;
@@ -21,14 +21,14 @@ use storm_plan::HardwareProfile;
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeEffort {
-    /// Few shapes, briefly: for a first look.
+    /// Few shapes, measured briefly, for a first impression.
     Quick,
-    /// What a profile to keep is made with.
+    /// For a profile that is kept.
     Full,
 }
 
 impl ProbeEffort {
-    /// Seconds of each figure.
+    /// Seconds spent on each figure.
     fn figure_seconds(self) -> f64 {
         match self {
             ProbeEffort::Quick => 0.1,
@@ -60,10 +60,10 @@ impl ProbeEffort {
     }
 }
 
-/// What was found.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// The figures; its `source` is for the caller to fill in.
+    /// The profile. The caller fills in its `source`.
     pub profile: HardwareProfile,
     /// The card.
     pub card: Card,
@@ -71,14 +71,14 @@ pub struct Probe {
     pub copies: Vec<CopyPoint>,
     /// What the profile's overhead covers.
     pub overhead_counted: Counted,
-    /// Cases that were left out because the free memory does not hold them.
+    /// Cases that were left out because they do not fit in the free memory.
     pub left_out: usize,
 }
 
-/// Measures GPU number `ordinal`; `progress` hears what comes next.
+/// Measures GPU number `ordinal`. `progress` gets a description of each stage before it begins.
 ///
 /// # Errors
-/// There is no such card, a library is missing, or memory.
+/// There is no such card, a library is missing, or there is too little memory.
 pub fn probe(
     ordinal: usize,
     effort: ProbeEffort,
@@ -90,7 +90,7 @@ pub fn probe(
     let has_fp8 = context.card.capability >= FP8_CAPABILITY;
     cases.retain(|case| has_fp8 || case.subject != Subject::Fp8);
     let planned = cases.len();
-    // Some memory is needed beside the block, and a screen may want some.
+    // Some memory is needed besides the block, and a display may need some.
     cases.retain(|case| case.size_bytes < free_bytes / 10 * 8);
     let left_out = planned - cases.len();
     let largest = cases.iter().map(|case| case.size_bytes).max().unwrap_or(0);
@@ -129,7 +129,7 @@ pub fn probe(
     let copies = copies::measure(&bench.device, &mut host, bench.seconds)?;
     drop(host);
 
-    // By now every kernel is loaded and every library has taken what it wants.
+    // By now, every kernel is loaded, and every library has allocated what it needs.
     let memory = bench.device.memory_in_use()?;
     let block = bench.device.capacity_bytes() as u64;
     let large = copies.points[copies.points.len() - 1];
@@ -162,7 +162,7 @@ fn stage_of(subject: Subject) -> &'static str {
     }
 }
 
-/// A case with its instructions; the last is the one to time.
+/// A case with its instructions. The last one is timed.
 struct Prepared<'a> {
     case: &'a Case,
     instructions: Vec<CudaInstruction>,
@@ -176,11 +176,11 @@ impl Prepared<'_> {
 
 struct Bench {
     device: CudaDevice,
-    /// Of each figure.
+    /// Seconds spent on each figure.
     seconds: f64,
 }
 
-/// Instructions that are issued at once: fewer than a stream takes before the host must wait.
+/// Instructions that are issued at once: fewer than a stream accepts before the host must wait.
 const BURST: usize = 500;
 
 impl Bench {
@@ -193,7 +193,7 @@ impl Bench {
         Ok(Prepared { case, instructions })
     }
 
-    /// Makes the operands of a case; all cases share the memory.
+    /// Makes the operands of a case. All cases share the memory.
     fn fill(&mut self, prepared: &Prepared<'_>) -> Result<(), DeviceError> {
         for (id, values) in &prepared.case.integers {
             self.device.write(prepared.case.offsets[id.index()], values)?;
@@ -234,7 +234,7 @@ impl Bench {
     }
 
     /// Seconds that the card takes from one small kernel to the next, and that the host takes to
-    /// issue one: the least of several tries, since both are disturbed by anything.
+    /// issue one. Both are minimums of several tries, because any other work disturbs them.
     fn starting(
         &mut self,
         tiny: &Prepared<'_>,
@@ -243,7 +243,7 @@ impl Bench {
         let (mut kernel_seconds, mut launch_seconds) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..10 {
             self.fill(large)?;
-            // While these run, the small ones queue up: then none waits for the host.
+            // While these run, the small ones queue up, so none of them waits for the host.
             for _ in 0..3 {
                 self.device.run(large.timed())?;
             }

@@ -1,11 +1,11 @@
-//! How long collectives take on a card.
+//! Times collectives on a card.
 
 use crate::cuda::CudaError;
 use crate::cuda::context::{Context, Stream};
 use crate::cuda::event::Event;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Times what is queued between pairs of events. Nothing waits for it.
+/// Times what is queued between pairs of events. The host never waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Clock(Mutex<Pairs>);
 
@@ -13,7 +13,7 @@ pub(super) struct Clock(Mutex<Pairs>);
 struct Pairs {
     /// Queued, in the order of their stream.
     queued: Vec<[Event; 2]>,
-    /// To be used again.
+    /// For reuse.
     idle: Vec<[Event; 2]>,
 }
 
@@ -37,7 +37,7 @@ impl Clock {
         Ok(queued)
     }
 
-    /// Seconds of all that has ended since this was last asked.
+    /// Seconds of everything that ended since the last call.
     pub(super) fn take_seconds(&self) -> Result<f64, CudaError> {
         let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seconds = 0.0;

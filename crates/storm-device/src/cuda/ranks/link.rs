@@ -1,4 +1,4 @@
-//! Times collectives between GPUs, queued as those of a plan.
+//! Times collectives between GPUs, queued like those of a plan.
 
 use super::{CudaRanks, PlacedMessages};
 use crate::cuda::CudaPlanDevice;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use storm_ranks::nccl::{Message, Piece};
 
-/// Collectives in a row that are timed together. One more goes before them: it ends on all ranks at about the same time, so
-/// that how long ranks took to get there is not counted.
+/// Collectives in a row that are timed together. An untimed one goes before them. It ends on all
+/// ranks at about the same time, so the time until all ranks have started is not counted.
 const IN_A_ROW: u32 = 4;
 
 /// Times collectives between this rank's GPU and those of the others.
@@ -26,7 +26,7 @@ pub struct CudaLink {
 }
 
 impl CudaLink {
-    /// Over this connection.
+    /// Times collectives over this connection.
     ///
     /// # Errors
     /// From the driver.
@@ -38,8 +38,9 @@ impl CudaLink {
         Ok(CudaLink { stream, events, memory: None, ranks: Arc::clone(ranks) })
     }
 
-    /// How long a collective takes that sends `sends[i]` of one block of memory to rank `i`, and puts what rank `i` sends into
-    /// `receives[i]` of another block, while it is one of several in a row. All ranks call this at the same time.
+    /// Times a collective that sends `sends[i]` of one block of memory to rank `i`, and receives
+    /// what rank `i` sends into `receives[i]` of another block. Returns the mean time of several in
+    /// a row. All ranks call this at the same time.
     ///
     /// # Errors
     /// From the driver or from NCCL. The other ranks may then wait for this one.
@@ -54,7 +55,7 @@ impl CudaLink {
         let sent = end(sends).next_multiple_of(CudaPlanDevice::ALIGNMENT);
         let bytes = sent + end(receives);
         if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
-            // Freed before more is asked for.
+            // Freed before more is allocated.
             self.memory = None;
             let memory = context.allocate(bytes)?;
             memory.clear(&self.stream)?;
@@ -82,7 +83,7 @@ impl CudaLink {
     }
 }
 
-/// One for each range that is not empty.
+/// A message for each range that is not empty.
 fn messages(ranges: &[Range<usize>], start: u64) -> Vec<Message> {
     let message = |(rank, range): (u32, &Range<usize>)| {
         let piece = Piece { address: start + range.start as u64, bytes: range.len() };
