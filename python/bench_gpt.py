@@ -1,10 +1,10 @@
 """PyTorch's side of `cargo xtask bench cpu`: trains a small GPT eagerly and times the steps.
 
-The model is GPT-2's: learned positions, biases, pre-norm, GELU (tanh), tied embeddings. It is in f32; in bf16
-by autocast, with weights, gradients and moments in f32 (`bf16-master`); or in bf16 throughout
-(`bf16-stochastic`, although PyTorch rounds to nearest).
-A step is forward, loss, backward, clipping to norm 1.0, AdamW. Prints one line of JSON.
-Of the variants of AdamW and of clipping that PyTorch has, the fastest here is used.
+The model is GPT-2's: learned positions, biases, pre-norm, GELU (tanh), tied embeddings. It is in
+f32 (`f32`); in bf16 by autocast, with weights, gradients and moments in f32 (`bf16-master`); or in
+bf16 throughout (`bf16-stochastic`, although PyTorch rounds to nearest). A step is forward, loss,
+backward, clipping to norm 1.0, AdamW. It uses PyTorch's variants of AdamW and clipping that are
+fastest on this machine. Prints one line of JSON.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def fastest_adamw(model: nn.Module) -> str:
 
 
 def fastest_clipping(model: nn.Module) -> bool:
-    """Whether clipping is faster over all tensors at once than one by one."""
+    """Whether clipping all tensors at once is faster than clipping them one by one."""
 
     def seconds(foreach: bool) -> float:
         return median_seconds(

@@ -1,11 +1,12 @@
-"""How far gradients in bf16 and in fp8 are from those in f32, layer by layer.
+"""Compares gradients in bf16 and in fp8 with those in f32, layer by layer.
 
     storm train examples/quickstart.toml
     python python/gradients_by_layer.py --storm-parity target/release/storm-parity --model runs/quickstart/model
 
 STORM computes the gradients of one step three times, from the same weights and the same text. The
-model must have been trained on bytes (`tokenizer = "bytes"`). Prints a table: of each layer, the norm
-of the difference over the norm of the gradient in f32, and the cosine of both.
+model must have been trained on bytes (`tokenizer = "bytes"`). Prints a table with, for each layer,
+the norm of the difference divided by the norm of the gradient in f32, and the cosine of the angle
+between the two gradients.
 """
 
 import argparse
@@ -25,7 +26,8 @@ CHUNK_ROWS = 2048
 
 
 def by_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All gradients of each layer in one vector. What is in no layer has its own name."""
+    """Joins all gradients of each layer into one vector. A tensor outside of layers keeps its own
+    name."""
     parts: dict[str, list[Tensor]] = {}
     for name, tensor in sorted(tensors.items()):
         found = re.search(r"\b(?:layers|h)\.(\d+)\.", name)
@@ -35,14 +37,15 @@ def by_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def difference(expected: Tensor, actual: Tensor) -> tuple[float, float]:
-    """Norm of the difference over the norm of what is expected, and the cosine of both."""
+    """The norm of the difference divided by the norm of `expected`, and the cosine of their
+    angle."""
     error = (actual - expected).norm() / expected.norm()
     cosine = torch.dot(actual, expected) / (actual.norm() * expected.norm())
     return error.item(), cosine.item()
 
 
 def batches(text: bytes, count: int, rows: int, sequence: int) -> list[dict]:
-    """Micro-batches of rows that follow each other in the text."""
+    """Micro-batches of consecutive rows of the text."""
     taken = iter(range(0, len(text) - sequence, sequence))
     micro_batches = []
     for _ in range(count):
@@ -56,7 +59,7 @@ def batches(text: bytes, count: int, rows: int, sequence: int) -> list[dict]:
 
 
 def gradients(tool: Path, model: Path, precision: str, micro_batches: list[dict]) -> dict[str, Tensor]:
-    """Of one step."""
+    """The gradients of one step."""
     with tempfile.TemporaryDirectory() as folder:
         path, output = Path(folder) / "job.json", Path(folder) / "gradients.safetensors"
         job = {"job": "gradients", "model": str(model), "precision": precision}

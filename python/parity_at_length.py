@@ -1,13 +1,13 @@
-"""A long training run of STORM, in a third of the memory of a resident run, compared with plain PyTorch.
+"""Compares a long training run of STORM, in a third of its resident memory, with plain PyTorch.
 
     python python/parity_at_length.py --storm target/release/storm --device cpu
 
-Both start from the same weights, which PyTorch makes, and see the same batches in the same order,
-which STORM writes (`storm data batches`). Everything is f32: AdamW, weight decay on matrices,
-clipping, a warm-up and a cosine. STORM first makes one step with everything resident; a third of
-what that takes is the budget of the run.
+Both start from the same weights, which PyTorch creates, and train on the same batches in the same
+order, which STORM writes (`storm data batches`). Both train in f32 with AdamW, weight decay on
+matrices, clipping, and a cosine schedule with a warm-up. STORM first runs one step with everything
+resident. A third of the memory of that step is the budget of the run.
 
-Leaves `parity.json` (both curves and the figures), `parity.csv` and `parity.svg` in the folder
+Writes `parity.json` (both curves and the figures), `parity.csv` and `parity.svg` into the folder
 --out. Exit code 1 if any step's loss differs by more than one percent.
 """
 
@@ -35,15 +35,15 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 IGNORED = -100
-# The byte tokenizer's: 256 bytes and the end of text.
+# The byte tokenizer has 256 bytes and an end of text.
 VOCABULARY = 257
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 DIFFERENCE_MAX = 0.01
 SMOOTHING_STEPS = 20
 
-# Sequences per step. A GPU process holds half a gigabyte before the first tensor; with fewer
-# sequences a third of the whole would not hold that.
+# Sequences per step. A GPU process uses half a gigabyte before it allocates the first tensor. With
+# fewer sequences, the budget would be too small for that.
 BATCH = {"cpu": 2, "cuda": 32}
 SEQUENCE = {"cpu": 128, "cuda": 256}
 
@@ -97,7 +97,7 @@ def storm(args: argparse.Namespace, *words: object) -> None:
 
 
 def make_model(args: argparse.Namespace) -> transformers.PreTrainedModel:
-    """Fresh weights, by PyTorch."""
+    """A model with fresh weights from PyTorch."""
     torch.manual_seed(args.seed)
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY,
@@ -116,7 +116,7 @@ def make_model(args: argparse.Namespace) -> transformers.PreTrainedModel:
 
 
 class StormSteps:
-    """What `storm train` reports of its steps."""
+    """What `storm train` reports about its steps."""
 
     def __init__(self, records: list[dict], seconds: float):
         self.losses = [record["loss"] for record in records]
@@ -127,7 +127,7 @@ class StormSteps:
 
 
 def train_storm(args: argparse.Namespace, work: Path, name: str, *more: object) -> StormSteps:
-    """`storm train` from the weights in `work`; `more` are further options."""
+    """Runs `storm train` from the weights in `work`. `more` are further options."""
     options = {
         "--name": name,
         "--runs": work / "runs",
@@ -173,7 +173,7 @@ def learning_rate(args: argparse.Namespace, step: int) -> float:
 
 
 def train_torch(args: argparse.Namespace, model, tokens: Tensor, targets: Tensor) -> list[float]:
-    """The loss of every step; tokens and targets are (steps, B, T)."""
+    """Trains in PyTorch. Returns the loss of every step. Tokens and targets are (steps, B, T)."""
     model.to(args.device)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -215,15 +215,15 @@ def resident_bytes(field: str) -> int:
 
 
 def torch_memory_bytes(args: argparse.Namespace, before_bytes: int) -> int:
-    """Weights, gradients, state and activations: on a GPU what PyTorch allocated, without the
-    context; on the CPU what the process grew by since `before_bytes`."""
+    """The peak memory of weights, gradients, state and activations: on a GPU what PyTorch
+    allocated, without the context; on the CPU the growth of the process since `before_bytes`."""
     if args.device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resident_bytes("VmHWM") - before_bytes
 
 
 def smooth(values: list[float]) -> list[float]:
-    """A moving average over each value and those before it."""
+    """The moving average over each value and those before it, `SMOOTHING_STEPS` at most."""
     return [
         statistics.fmean(values[max(0, end - SMOOTHING_STEPS) : end])
         for end in range(1, len(values) + 1)
@@ -253,7 +253,7 @@ def compare(args: argparse.Namespace, work: Path) -> dict:
     print(f"STORM within {mebibytes(budget_bytes)}", file=sys.stderr)
     steps = ["--steps", args.steps, "--warmup", args.warmup]
     ours = train_storm(args, work, "budget", *steps, "--vram", f"{budget_bytes}B")
-    # The first loss comes before any update: no plan may change a bit of it.
+    # The first loss precedes any update, so no plan may change a bit of it.
     if ours.losses[0] != resident.losses[0]:
         sys.exit(f"the budget changed the first loss: {ours.losses[0]}, not {resident.losses[0]}")
     for step, rate in enumerate(ours.learning_rates):

@@ -1,4 +1,4 @@
-"""Two loss curves and their difference, as SVG for light and dark pages."""
+"""Draws two loss curves and their difference as SVG, for light and dark pages."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ LEFT, RIGHT = 64, 16
 LOSS_TOP, LOSS_BOTTOM = 74, 316
 DIFFERENCE_TOP, DIFFERENCE_BOTTOM = 350, 424
 
-# Plain classes rather than variables: not every SVG viewer supports variables.
+# Plain classes instead of variables, which not every SVG viewer supports.
 STYLE = """
 text { font: 13px sans-serif; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; }
@@ -68,7 +68,8 @@ def text(x: float, y: float, words: str, name: str = "", anchor: str = "start") 
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """At most `count` steps of 1, 2 or 5 times a power of ten, and where they fall in a range."""
+    """The ticks in a range: multiples of 1, 2 or 5 times a power of ten, with at most `count`
+    intervals."""
     rough = (high - low) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -82,13 +83,13 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """With two significant digits, however small it is."""
+    """Two significant digits at least, however small the value is."""
     decimals = 2 if value == 0 else max(0, 1 - math.floor(math.log10(value)))
     return f"{value:.{decimals}f} %"
 
 
 def draw(result: dict, difference_max: float) -> str:
-    """The picture of what `parity_at_length` found."""
+    """Draws a result of `parity_at_length`."""
     ours, theirs = result["losses"]["storm"], result["losses"]["pytorch"]
     steps = len(ours)
     every = ours + theirs

@@ -2,8 +2,8 @@
 
     python python/record_chats.py
 
-writes `tokenizer.json` and `expected.json` beside the templates in crates/storm-data/tests/data/chats. The templates are
-written in the style of those that models come with.
+writes `tokenizer.json` and `expected.json` beside the templates in
+crates/storm-data/tests/data/chats. The templates imitate those of real models.
 """
 
 import json
@@ -91,7 +91,7 @@ CHATS = {
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, some merges and the special tokens of all templates."""
+    """Makes a tokenizer with bytes, some merges and the special tokens of all templates."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

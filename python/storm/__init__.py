@@ -7,7 +7,7 @@
 >>> print(s.report())
 
 or, for every forward pass of a model, ``model = storm.wrap(model, vram="24GiB")``.
-Gradients equal those of the loop without STORM, bit by bit.
+Gradients equal those of the loop without STORM, bit for bit.
 """
 
 from ._native import __version__

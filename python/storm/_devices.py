@@ -1,4 +1,4 @@
-"""What the engine needs to know about PyTorch's devices."""
+"""PyTorch's devices, for the engine and the hooks."""
 
 import warnings
 from typing import Optional, Tuple
@@ -9,7 +9,7 @@ from . import _native
 
 
 class DeviceState:
-    """The engine of one device, and its PyTorch queries for the hooks."""
+    """The engine of one device, and the queries to PyTorch that the engine and the hooks make."""
 
     def __init__(
         self,
@@ -22,7 +22,8 @@ class DeviceState:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._peak_bytes = 0
-        # The first stream seen: memory is allocated in it; use in other streams must be recorded with the allocator.
+        # The first stream in which a tensor was needed. Memory is allocated in it; the allocator
+        # must be told of uses in other streams.
         self.stream: Optional[int] = None
         self.engine = _native.Engine(
             device.index if self.is_cuda else None,
@@ -49,7 +50,7 @@ class DeviceState:
         return tensor
 
     def peak_bytes(self) -> Optional[int]:
-        """The most memory that PyTorch is known to have allocated."""
+        """The peak of the memory that PyTorch allocated, including before resets of its record."""
         if not self.is_cuda:
             return None
         return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
@@ -62,7 +63,7 @@ class DeviceState:
             return None
         allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
         if forget_peak:
-            # The peak of a part of a step is visible only if PyTorch resets its record first.
+            # The peak of a part of a step is visible only if PyTorch's record is reset first.
             self._peak_bytes = max(self._peak_bytes, allocated["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)
         return allocated["current"], allocated["allocated"], allocated["peak"]
@@ -72,7 +73,7 @@ def _current_raw_stream(index: int) -> int:
     return torch.cuda.current_stream(index).cuda_stream
 
 
-# Far cheaper than creating a stream object, and this runs for every saved tensor.
+# Much cheaper than creating a stream object. This runs for every saved tensor.
 _current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_raw_stream)
 
 

@@ -1,8 +1,8 @@
-"""Hooks for saved tensors: what stays, and what goes through the engine.
+"""Hooks for saved tensors: which tensors stay, and which go through the engine.
 
-This file only gathers facts; the engine decides and copies. A saved tensor becomes a tuple that PyTorch
-keeps: either the tensor itself and its version, or the piece of its storage, with everything needed to build
-the same view again, at the same version.
+The hooks only describe tensors; the engine decides what moves, and copies it. A saved tensor
+becomes a tuple that PyTorch keeps: either the tensor itself and its version, or the piece of its
+storage with everything needed to recreate the same view at the same version.
 """
 
 import sys
@@ -21,13 +21,15 @@ from ._sizes import Size, parse_budget, parse_size, show_size
 
 Module = TypeVar("Module", bound=nn.Module)
 
-#: Storages and views of these types are plain memory. Parameters are not among them: they stay.
+#: The class of tensors whose storages and views are plain memory. Tensors of other classes, such as
+#: parameters, stay.
 _PLAIN = torch.Tensor
 
-#: Keeps a version counter alive without its memory.
+#: The data of a detached tensor that keeps a version counter alive without its memory.
 _NOTHING = torch.empty(0)
 
-#: Both allocators align to this or more; kernels may depend on how a pointer is aligned.
+#: A multiple of the alignment of PyTorch's allocators, for the CPU and for GPUs. Kernels may depend
+#: on how a pointer is aligned.
 _ALIGNMENT = 512
 
 POLICIES = ("auto", "all")
@@ -36,26 +38,29 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor
 _in_backward = torch._C._current_graph_task_id
 
-#: For what ``torch.compile`` must not trace: the call is a graph break. Like
-#: ``torch.compiler.disable``, but the compiler is not imported before the first call.
+#: For functions that ``torch.compile`` must not trace: a call is a graph break. Like
+#: ``torch.compiler.disable``, but does not import the compiler before the first call.
 _not_compiled = torch._disable_dynamo
 
 
 class Offload:
-    """A reusable ``with`` block for training steps: the engine manages the tensors saved inside it.
+    """A reusable ``with`` block for training steps that offloads the tensors saved inside it.
 
     Args:
         vram: The most memory that PyTorch may allocate on a GPU, as ``torch.cuda.max_memory_allocated``
             counts it, for example ``"24GiB"``. On the CPU, the most that saved tensors may use. As many
             tensors stay as fit. Default: nine tenths of the card.
-        policy: ``"auto"`` keeps what fits into ``vram``; ``"all"`` offloads everything that helps,
-            except for a tail of ``window`` bytes, whatever ``vram`` would allow.
-        ram: The most host memory to use for each GPU; what does not fit there stays. Default: all of it.
-        window: Bytes beyond the least possible that ``"all"`` may use, and that are in flight at a time
-            while there is no plan.
+        policy: ``"auto"`` keeps what fits in ``vram``. ``"all"`` offloads everything that helps,
+            except for the last tensors saved, up to ``window`` bytes. It cannot be combined with
+            ``vram``.
+        ram: The most host memory to use for each GPU. What does not fit there stays on the GPU.
+            Default: what the machine has.
+        window: How far the peak under ``"all"`` may exceed the least possible, in bytes. Also how
+            much is in flight at a time while there is no plan.
         keep_below: Tensors smaller than this stay.
-        device: ``"cuda"`` or ``"cpu"``: tensors on other devices stay. Default: GPUs where there are any.
-        chaos_seed: Delays copies at random; results must not change. For tests.
+        device: ``"cuda"`` or ``"cpu"``. Tensors on other devices stay. Default: ``"cuda"`` if
+            there is a GPU, otherwise ``"cpu"``.
+        chaos_seed: Delays copies at random, for tests. Results do not change.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class Offload:
 
     @_not_compiled
     def report(self, device: Optional[torch.device] = None) -> Report:
-        """What was done so far, on the only device or the one given."""
+        """The figures so far, on ``device``, or on the first device that was used."""
         if device is None:
             if not self._states:
                 raise RuntimeError("nothing was saved yet: run a forward pass inside the block first")
@@ -126,7 +131,7 @@ class Offload:
 
     @_not_compiled
     def close(self) -> None:
-        """Returns unused host memory to the system; all of it, after a backward pass."""
+        """Returns unused host memory to the system. After a backward pass, that is all of it."""
         for state in self._states.values():
             state.engine.give_back_host_memory()
 
@@ -172,14 +177,14 @@ class Offload:
         return counter, version, piece, state, tensor.dtype, size, stride, offset, itemsize
 
     def _stays(self, tensor: Tensor) -> bool:
-        """Whether the tensor stays: moving it would free no memory, or is impossible."""
+        """Whether the tensor stays, because moving it would free no memory or is impossible."""
         if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
             return True
-        # What the user holds stays, and so do views of it.
+        # The user holds leaves, so they and their views stay.
         base = tensor._base
         if base is not None and base.is_leaf and base.requires_grad:
             return True
-        # Saved in a backward pass, for example by checkpoints: needed right away.
+        # Tensors saved in a backward pass, for example by checkpoints, are needed right away.
         if _in_backward() != -1:
             return True
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -200,8 +205,8 @@ class Offload:
         storage, start = piece.fetch(stream)
         view = torch.empty(0, dtype=dtype, device=state.device)
         view.set_(storage, offset - start // itemsize, size, stride)
-        # With the version counter of the saved tensor. Other saves may get the same memory: if a backward pass
-        # writes to it, they are refused, as without STORM.
+        # The result has the version counter of the saved tensor. Other saves may return the same
+        # memory. If a backward pass writes to it, they are refused, as without STORM.
         unpacked = tensor.detach()
         unpacked.data = state.hand_over(view, stream)
         return unpacked
@@ -228,7 +233,7 @@ def _changed(tensor: Tensor, version: int, packed: Tuple[Any, ...]) -> RuntimeEr
 
 
 def _place_of_call() -> Tuple[CodeType, int]:
-    """The call in the user's program, skipping functions of PyTorch in between."""
+    """The place of the call in the user's program, skipping PyTorch's own functions."""
     frame = sys._getframe(2)
     while frame.f_globals.get("__name__", "").startswith("torch.") and frame.f_back is not None:
         frame = frame.f_back
@@ -239,7 +244,7 @@ def _make(settings: Dict[str, Any]) -> Offload:
     return Offload(**settings)
 
 
-# Blocks created in every iteration of a loop are the same block, so recordings are not lost.
+# The same call returns the same block in every iteration of a loop, so recordings are not lost.
 _known: "weakref.WeakValueDictionary[Tuple[Any, ...], Offload]" = weakref.WeakValueDictionary()
 _latest: Optional[Offload] = None
 
@@ -255,9 +260,10 @@ def offload(
     device: Optional[str] = None,
     chaos_seed: Optional[int] = None,
 ) -> Offload:
-    """A block in which what autograd saves is offloaded; see :class:`Offload` for the arguments.
+    """Returns a ``with`` block that offloads the tensors that autograd saves inside it.
 
-    The same call in the same place returns the same block, so it may be inside a training loop.
+    See :class:`Offload` for the arguments. The same call at the same place in a program returns the
+    same block, so it may be inside a training loop.
     """
     global _latest
     key = (_place_of_call(), vram, policy, ram, window, keep_below, device, chaos_seed)
@@ -288,7 +294,7 @@ def wrap(
     device: Optional[str] = None,
     chaos_seed: Optional[int] = None,
 ) -> Module:
-    """Offloads what autograd saves in every forward pass of ``module``, and returns ``module`` itself.
+    """Offloads what autograd saves in every forward pass of ``module``. Returns ``module`` itself.
 
     See :class:`Offload` for the arguments, and :func:`session` for the report.
     """
@@ -310,7 +316,7 @@ def wrap(
 
 
 def session(module: nn.Module) -> Optional[Offload]:
-    """The block of a wrapped module; None if it is not wrapped."""
+    """The block of a wrapped module. None if the module is not wrapped."""
     return module.__dict__.get("_storm_offload")
 
 

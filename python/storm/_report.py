@@ -1,4 +1,4 @@
-"""What an offload did, as figures and as text."""
+"""The report of an offload, as figures and as text."""
 
 from dataclasses import dataclass
 from typing import Dict, Optional
@@ -12,18 +12,19 @@ class Report:
     """Sums over all steps so far; ``kept``, ``moved`` and ``shared`` are for the last step only."""
 
     device: str
-    #: Steps: how many started, were recorded, and ran by a plan.
+    #: Numbers of steps: all, recorded ones, and ones that followed a plan.
     steps: int
     recorded_steps: int
     planned_steps: int
     #: Bytes copied to host memory and back.
     stored_bytes: int
     fetched_bytes: int
-    #: Seconds: the sum over all copies, and how long the GPU waited for them.
+    #: Seconds of all copies, seconds that the compute stream waited for them, and how often it
+    #: waited.
     copy_seconds: float
     stall_seconds: float
     stalls: int
-    #: Tensors that stayed, that were moved, and that were saved again while already saved.
+    #: Tensors that stayed, that were offloaded, and that were saved again while already saved.
     kept_tensors: int
     kept_bytes: int
     moved_tensors: int
@@ -33,16 +34,19 @@ class Report:
     #: Host memory held now, and the most that was in use at a time.
     host_bytes: int
     host_used_bytes: int
-    #: PyTorch's own figure (``torch.cuda.max_memory_allocated``); None on the CPU.
+    #: PyTorch's own peak (``torch.cuda.max_memory_allocated``), kept across STORM's resets of it;
+    #: None on the CPU.
     peak_bytes: Optional[int]
-    #: Of the plan in use: its peak, the least peak with everything offloaded, and the budget; or 0.
+    #: The current plan's peak, the least peak with everything offloaded, and the budget. 0 without
+    #: a plan.
     planned_peak_bytes: int
     least_peak_bytes: int
     allowed_bytes: int
 
     @property
     def hidden_share(self) -> float:
-        """The share of copying time that the GPU did not wait for; 1 if nothing was copied."""
+        """The share of copying time that the compute stream did not wait for; 1 if nothing was
+        copied."""
         if self.copy_seconds <= 0:
             return 1.0
         return max(0.0, 1.0 - self.stall_seconds / self.copy_seconds)

@@ -5,7 +5,7 @@ from typing import Tuple, Union
 
 Size = Union[int, float, str]
 
-#: A smaller budget was meant in gigabytes: no model fits in so few bytes.
+#: A smaller budget without a unit was probably meant in gigabytes: no model fits in so few bytes.
 _BUDGET_BYTES_MIN = 10_000
 
 _UNITS = {"": 1, "B": 1}
@@ -15,7 +15,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 def parse_size(size: Size, name: str) -> int:
-    """Bytes, from a number or from text such as ``"24GiB"``; ``name`` is for the error."""
+    """Returns bytes from a number or from text such as ``"24GiB"``. ``name`` is for the error."""
     if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 0 and size == size // 1:
         return int(size)
     if isinstance(size, str):
@@ -26,7 +26,8 @@ def parse_size(size: Size, name: str) -> int:
 
 
 def parse_budget(size: Size, name: str) -> int:
-    """The same for a memory budget. Refuses numbers that can only be meant as gigabytes."""
+    """The same for a memory budget. Refuses small numbers without a unit, which were probably meant
+    in gigabytes."""
     if isinstance(size, str):
         number, unit = _split(size)
     else:
@@ -42,13 +43,13 @@ def parse_budget(size: Size, name: str) -> int:
 
 
 def _split(text: str) -> Tuple[str, str]:
-    """Number and unit in capitals; an unknown unit if the text is not a size."""
+    """The number, and the unit in capitals. The unit is unknown if the text is not a size."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     return (match[1], match[2].upper()) if match else (text, "?")
 
 
 def show_size(size: float) -> str:
-    """``"1.50 GiB"``."""
+    """Formats a size, for example as ``"1.50 GiB"``."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"

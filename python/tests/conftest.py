@@ -1,4 +1,4 @@
-"""What the comparisons share: the binary under test, the models and the corpus."""
+"""Fixtures that the comparisons share: STORM's binaries, the models and the corpus."""
 
 import itertools
 import json
@@ -21,14 +21,14 @@ from transformers import PreTrainedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# These models are so small that a second thread costs more than it brings, most of all on a machine
-# that does something else beside.
+# These models are so small that a second thread costs more than it gains, especially on a busy
+# machine.
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def bin_dir() -> Path:
-    """The folder with STORM's release binaries; `cargo xtask test` builds them and names it."""
+    """The folder of STORM's binaries. `cargo xtask test` builds them and sets the variable."""
     folder = os.environ.get("STORM_BIN_DIR")
     if folder is None:
         pytest.exit("STORM_BIN_DIR is not set: run `cargo xtask test`", returncode=2)
@@ -37,7 +37,7 @@ def bin_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def run_tool(bin_dir):
-    """Runs a release binary and returns what it printed; a failure shows both outputs."""
+    """Runs one of STORM's binaries and returns what it printed. A failure shows both outputs."""
 
     def run(name: str, *args: object, timeout_s: float = 600) -> str:
         command = [str(bin_dir / name), *map(str, args)]
@@ -98,13 +98,13 @@ class Storm:
 
 @pytest.fixture(scope="session")
 def storm(run_tool, tmp_path_factory) -> Storm:
-    """The jobs of `storm-parity`."""
+    """Runs jobs of `storm-parity`."""
     return Storm(run_tool, tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """`saved(name, tied)`: a model of `models.CONFIGS`, made once, and the directory it is in."""
+    """`saved(name, tied)`: a model of `models.CONFIGS` and its directory, created once."""
 
     @cache
     def make(name: str, tied: bool) -> tuple[PreTrainedModel, Path]:
@@ -121,7 +121,8 @@ _worst: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
 @pytest.fixture
 def record(request):
-    """`record(quantity, error)`: kept for the table of worst errors at the end of the run."""
+    """`record(quantity, error)` keeps an error for the table of worst errors at the end of the
+    run."""
     callspec = getattr(request.node, "callspec", None)
     model = callspec.params.get("model") if callspec else None
     subject = model[0] if model else request.function.__name__

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, with nothing left at zero, at one, or at a round size."""
+"""Tiny random models of every family, without weights of zero or one and without round sizes."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from transformers import (
 VOCABULARY = 131
 CONTEXT_MAX = 70
 
-# (B, T): shapes that no tile divides, and the smallest there is.
+# (B, T): the smallest shape, and shapes that no tile divides.
 SHAPES = [(1, 1), (3, 7), (1, 33), (3, 70)]
 
 
 def llama_like(cls, hidden, heads, kv_heads, **more) -> PretrainedConfig:
-    """A config of two layers."""
+    """A config with two layers."""
     more.setdefault("max_position_embeddings", CONTEXT_MAX)
     return cls(
         vocab_size=VOCABULARY,
@@ -38,8 +38,8 @@ def llama_like(cls, hidden, heads, kv_heads, **more) -> PretrainedConfig:
     )
 
 
-# Wavelengths of these 12 frequencies run from 6 to 429 tokens, so that with 32 original positions
-# some are kept (below 8), some blended, some stretched (above 32).
+# Wavelengths of these 12 frequencies run from 6 to 429 tokens. So with 32 original positions, some
+# are kept (below 8), some are blended, and some are stretched (above 32).
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
@@ -49,7 +49,8 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-# Some of these pairs turn often within 32 positions and are kept, some seldom, some are blended.
+# Within 32 positions, some of these pairs turn often and are kept, some turn rarely and are
+# stretched, and some are blended.
 _YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -61,7 +62,7 @@ _YARN_ROPE = {
 
 
 def long_rope(pairs: int, original: int) -> dict:
-    """A factor for each pair, with other factors beyond `original` positions."""
+    """A factor for each pair, and another factor for each beyond `original` positions."""
     return {
         "rope_type": "longrope",
         "rope_theta": 50.0,
@@ -117,11 +118,11 @@ CONFIGS = {
 
 EVERY_MODEL = [(name, tied) for name in CONFIGS for tied in (True, False)]
 
-# Features of single models rather than of a family.
+# Features of single models rather than of whole families.
 VARIANTS = {
     "gpt2-gelu": lambda **more: _gpt2(activation_function="gelu", **more),
     "gpt2-relu": lambda **more: _gpt2(activation_function="relu", **more),
-    # Shorter than the sequences, within one block of keys, and across two.
+    # Windows shorter than the sequences, within one block of keys here and across two below.
     "mistral-window": lambda **more: llama_like(
         MistralConfig, 72, 6, 2, sliding_window=9, **more
     ),
@@ -152,7 +153,7 @@ VARIANTS = {
         MistralConfig, 72, 6, 2, sliding_window=None,
         rope_parameters=long_rope(6, CONTEXT_MAX), **more
     ),
-    # A head of 20, of which 15 elements count, which make 8 pairs; a window as well.
+    # Heads of 20 elements, of which 15 count. They make 8 pairs. Also has a window.
     "phi3-partial": lambda **more: llama_like(
         Phi3Config, 80, 4, 2, partial_rotary_factor=0.75, sliding_window=20, pad_token_id=None, **more
     ),
@@ -175,13 +176,13 @@ EVERY_MODEL += [(name, number % 2 == 0) for number, name in enumerate(VARIANTS)]
 
 
 def model_id(model: tuple[str, bool]) -> str:
-    """How pytest names an entry of `EVERY_MODEL`."""
+    """The name of an entry of `EVERY_MODEL` in pytest."""
     name, tied = model
     return f"{name}-{'tied' if tied else 'untied'}"
 
 
 def from_config(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """A model with the weights that transformers gives it, without dropout."""
+    """A model with the initial weights of transformers, without dropout."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=torch.float32
@@ -190,7 +191,7 @@ def from_config(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def random_model(name: str, tied: bool) -> PreTrainedModel:
-    """A model whose every parameter matters: wide weights, no zero biases, no plain norms."""
+    """A model in which every parameter matters: large weights, no zero biases, no norms of ones."""
     return with_random_weights(from_config(CONFIGS[name](tie_word_embeddings=tied), seed=0))
 
 
@@ -200,13 +201,14 @@ def with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
     for key, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         is_norm = parameter.dim() == 1 and key.endswith("weight")
-        # With 0.2 attention is so peaked that PyTorch itself is 5e-5 from its logits in f64.
+        # With 0.2, attention is so peaked that PyTorch's logits in f32 differ from its logits in
+        # f64 by 5e-5.
         parameter.data = 1 + 0.3 * noise if is_norm else 0.15 * noise
     return model
 
 
 def load(directory: Path, **options) -> PreTrainedModel:
-    """Loads a directory with transformers; it must hold exactly the tensors of its config."""
+    """Loads a directory with transformers. It must have exactly the tensors of its config."""
     model, report = AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation="eager", output_loading_info=True, **options
     )

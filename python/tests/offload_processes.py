@@ -35,7 +35,7 @@ def main() -> None:
     expected = train(contextlib.nullcontext())
     for index, settings in enumerate(SETTINGS):
         assert_same(expected, train(make_block("cpu", seed=2 * index + rank, **settings)))
-    # Two processes write to one terminal: one call for the whole line.
+    # Two processes write to one pipe, so each writes its whole line with one call.
     sys.stdout.write(f"the same in rank {rank}\n")
     sys.stdout.flush()
     # A model that still lives in a reference cycle keeps the group's threads alive.
@@ -46,6 +46,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Threads of PyTorch may ask for the interpreter while it shuts down, which then aborts the process. Everything is
-    # compared by now, and a failed comparison raised before this line.
+    # PyTorch's threads may request the interpreter while it shuts down, which aborts the process.
+    # All comparisons are done by now; a failed one would have raised an exception before this line.
     os._exit(0)

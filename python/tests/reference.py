@@ -1,4 +1,4 @@
-"""What PyTorch computes, and how far STORM may be from it."""
+"""Reference results from PyTorch, and the limits of STORM's differences from them."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ LOGITS_ABSOLUTE = 1e-4
 LOSS_ABSOLUTE = 1e-5
 GRADIENT_RELATIVE = 1e-4
 
-# Below this part of the global norm a gradient is zero but for rounding. That of queries and keys
-# is, where no token sees anything but itself.
+# A gradient whose norm is below this share of the global norm is zero except for rounding. The
+# gradients of queries and keys are, if every token attends only to itself.
 GRADIENT_ZERO = 1e-6
 QUERY_AND_KEY = ("q_proj", "k_proj", "q_norm", "k_norm")
 
@@ -31,12 +31,12 @@ class Batch:
     attention_mask: Tensor | None = None
 
     def job(self) -> dict:
-        """As storm-parity reads it."""
+        """The batch in storm-parity's format."""
         columns = {"tokens": self.tokens, "targets": self.targets, "segments": self.segments}
         return {name: column.tolist() for name, column in columns.items() if column is not None}
 
     def samples(self) -> list["Batch"]:
-        """Each packed sample as a separate batch; without segments the batch itself."""
+        """Each packed sample as a separate batch. Without segments, the batch itself."""
         if self.segments is None:
             return [self]
         samples = []
@@ -57,7 +57,7 @@ def random_batch(batch: int, sequence: int, vocabulary: int, seed: int) -> Batch
 
 @dataclass
 class Gradients:
-    """One backward pass: tensors by the name that transformers gives them."""
+    """The result of one backward pass: gradients by the names of parameters in transformers."""
 
     loss: float
     norm: float
@@ -70,7 +70,7 @@ def logits(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def loss(model: PreTrainedModel, batches: list[Batch]) -> Tensor:
-    """The mean over all valid tokens of all batches."""
+    """The mean loss over all valid tokens of all batches."""
     total = torch.zeros(())
     valid = 0
     for batch in batches:
@@ -83,7 +83,7 @@ def loss(model: PreTrainedModel, batches: list[Batch]) -> Tensor:
 
 
 def gradients(model: PreTrainedModel, batches: list[Batch]) -> Gradients:
-    """Of the loss over all batches."""
+    """The gradients of the loss over all batches."""
     model.zero_grad(set_to_none=True)
     value = loss(model, batches)
     value.backward()
@@ -93,7 +93,9 @@ def gradients(model: PreTrainedModel, batches: list[Batch]) -> Gradients:
 
 
 def gradient_errors(expected: Gradients, actual: Gradients) -> dict[str, float]:
-    """For each tensor the norm of the difference over the norm."""
+    """For each tensor, the norm of the difference divided by the norm of the expected gradient. For
+    a gradient that is zero except for rounding, the error relative to `GRADIENT_ZERO`, scaled so
+    that it reaches `GRADIENT_RELATIVE` there."""
     assert expected.tensors.keys() == actual.tensors.keys()
     errors = {}
     for name, wanted in expected.tensors.items():
@@ -110,7 +112,8 @@ def gradient_errors(expected: Gradients, actual: Gradients) -> dict[str, float]:
 
 
 def check_gradients(expected: Gradients, actual: Gradients, record) -> None:
-    """Loss, global norm and every gradient within the bars; `record` gets the worst of each."""
+    """Asserts that the loss, the global norm and every gradient are within the limits. `record`
+    gets the worst error of each."""
     errors = gradient_errors(expected, actual)
     worst = max(errors, key=errors.get)
     loss_error = abs(actual.loss - expected.loss)

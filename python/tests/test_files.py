@@ -1,4 +1,4 @@
-"""Hugging Face directories in and out: what STORM saves, transformers loads, to the bit."""
+"""Hugging Face directories that STORM writes for transformers, bit for bit, and reads from it."""
 
 import json
 
@@ -10,14 +10,14 @@ from reference import random_batch
 
 every_model = pytest.mark.parametrize("model", EVERY_MODEL, ids=model_id)
 
-# Small enough for several files of each of the models.
+# Small enough that each model takes several files.
 SHARD_BYTES = 40_000
 
 BATCH = random_batch(2, 23, VOCABULARY, seed=20)
 
 
 def settings(model) -> dict:
-    """The config without its origin."""
+    """The config without the path that it was loaded from."""
     return {**model.config.to_dict(), "_name_or_path": None}
 
 

@@ -1,4 +1,4 @@
-"""Gradients in fp8, layer by layer: against f32, and against fp8 that PyTorch computes by itself."""
+"""Compares gradients in fp8, layer by layer, with f32 and with fp8 emulated in PyTorch."""
 
 import sys
 
@@ -13,14 +13,15 @@ sys.path.append(str(ROOT / "python"))
 from gradients_by_layer import by_layer, difference
 
 VOCABULARY = 96
-# Tokens of a batch and all widths are multiples of 16: every projection multiplies fp8.
+# The tokens of a batch and all widths are multiples of 16, so every projection multiplies fp8.
 ROWS, TOKENS = 8, 64
 FP8_MAX = 448.0
 CHUNK_ROWS = 1024
 
 
 def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """E4M3 with the largest power of two as a scale that leaves nothing above the largest value."""
+    """Rounds to E4M3. The scale is the largest power of two that keeps all values within E4M3's
+    range."""
     largest = tensor.abs().max()
     if largest == 0:
         return tensor
@@ -46,7 +47,8 @@ class Fp8Linear(torch.autograd.Function):
 
 
 def multiply_fp8(module) -> None:
-    """Makes the projections of layers multiply fp8. Those of one input are one product, as in STORM, with one scale."""
+    """Makes the projections of layers multiply fp8. Projections of one input are one product with
+    one scale, as in STORM."""
     for layer in module.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         stack([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -75,7 +77,7 @@ def stack(projections) -> None:
 
 
 def model(cls, layers: int):
-    """A model whose weights are bf16 numbers."""
+    """A model whose weights are exact in bf16."""
     config = cls(
         vocab_size=VOCABULARY,
         hidden_size=64,

@@ -1,4 +1,4 @@
-"""Greedy text by `storm sample` against `transformers.generate`: the same tokens, one by one."""
+"""Compares greedy text of `storm sample` with that of `transformers.generate`, token by token."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 FAMILIES = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mistral-window", "qwen3-mixed", "phi3-partial"]
 NEW_TOKENS = 24
 
-# Two ways to sum in f32 differ by far less than this in a logit of these models.
+# Two orders of summing in f32 change a logit of these models by much less than this.
 CLEAR_GAP = 1e-3
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|turn|>", "<|done|>"]
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(has_bos: bool) -> PreTrainedTokenizerFast:
-    """A word for each token that the models know."""
+    """A tokenizer with a word for each token of the models."""
     words = ["user", "assistant", *(f"w{n}" for n in range(VOCABULARY - len(SPECIAL) - 2))]
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -45,9 +45,10 @@ def make_tokenizer(has_bos: bool) -> PreTrainedTokenizerFast:
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], eos: int | None) -> list[int]:
-    """What `generate` adds, with clear choices only: near a tie, rounding would decide."""
+    """The tokens that `generate` adds. Every choice must be clear, because near a tie rounding
+    would decide."""
     ids = torch.tensor([prompt])
-    # The config's own eos would end the text elsewhere.
+    # The model's own eos would end the text elsewhere.
     model.generation_config.eos_token_id = eos
     model.generation_config.pad_token_id = 0
     added = model.generate(
@@ -62,7 +63,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], eos: int | None) -> list[i
 
 
 class Sampler:
-    """`storm sample`, always with the likeliest token."""
+    """Runs `storm sample`, which always takes the likeliest token."""
 
     def __init__(self, run_tool, directory: Path):
         self._run_tool = run_tool
@@ -122,7 +123,7 @@ def test_a_chat_prompt_is_that_of_apply_chat_template(family, run_tool, tmp_path
     expected = greedy(model, ids, None)
     found = Sampler(run_tool, tmp_path)("w9 w80 w62", "--chat")
     assert found["prompt_tokens"] == ids
-    # The template's text after an answer ends it, and so do the tokenizer's eos and the model's.
+    # An answer ends at the template's text after it, at the tokenizer's eos, or at the model's eos.
     ends = {tokenizer.convert_tokens_to_ids(name) for name in ("</s>", "<|done|>")}
     ends.add(VOCABULARY - 1)
     cut = next((at for at, token in enumerate(expected) if token in ends), NEW_TOKENS)

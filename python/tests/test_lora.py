@@ -1,4 +1,4 @@
-"""Adapters against PEFT: the same start, the same data, the same losses, and directories that both read."""
+"""Compares adapters with PEFT: losses from the same start and data, and files that both read."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ MODELS = [
     ("phi3-partial", False),
 ]
 
-# PEFT's own names, as lists, patterns and the word for all.
+# PEFT's own names of modules, as lists, as patterns, and as `all-linear`.
 OPTIONS = {
     "gpt2": {"target_modules": ["c_attn", "mlp.c_proj"], "fan_in_fan_out": True},
     "llama": {"target_modules": "all-linear"},
@@ -43,7 +43,8 @@ STEPS = 100
 
 
 def fresh_adapter(name: str, tied: bool, folder) -> tuple[PeftModel, "Path", "Path"]:
-    """A model and an adapter that PEFT made for it, with their directories."""
+    """A model with an adapter that PEFT created, and the directories of the base model and the
+    adapter."""
     base = with_random_weights(from_config(CONFIGS[name](tie_word_embeddings=tied), seed=0))
     base_directory = folder / "base"
     base.save_pretrained(base_directory)
@@ -58,7 +59,7 @@ def fresh_adapter(name: str, tied: bool, folder) -> tuple[PeftModel, "Path", "Pa
 
 
 def steps() -> list[Step]:
-    """The same few batches over and over, so there is something to learn."""
+    """The same few batches repeat, so that there is something to learn."""
     return [
         Step(
             warmup_cosine(index, STEPS, peak=1e-2),
@@ -69,7 +70,7 @@ def steps() -> list[Step]:
 
 
 def loaded(base: "Path", adapter: "Path") -> PeftModel:
-    """The two directories, loaded by PEFT."""
+    """The base model and the adapter, loaded by PEFT."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -111,7 +112,7 @@ def test_a_hundred_steps_against_peft(model, storm, record, tmp_path):
     record("loss in 100 steps", error)
     assert error <= 1e-3
 
-    # PEFT loads what we save and gets our logits, and we get PEFT's logits from what it saved.
+    # PEFT gets STORM's logits from what STORM saved, and STORM gets PEFT's from what PEFT saved.
     with torch.no_grad():
         for directory, module in [(ours, loaded(base, ours)), (adapter, before)]:
             wanted = reference.logits(module, batch)
@@ -123,7 +124,7 @@ def test_a_hundred_steps_against_peft(model, storm, record, tmp_path):
 
 @pytest.mark.parametrize("model", [("llama-biases", True), ("qwen3", False)], ids=model_id)
 def test_an_adapter_goes_through_unchanged(model, run_tool, tmp_path):
-    """Read and written again, every bit of an adapter and its meaning stay, here and in PEFT."""
+    """Reading and writing an adapter keeps all of its bits, and its logits in PEFT."""
     trained, base, adapter = fresh_adapter(*model, tmp_path)
     generator = torch.Generator().manual_seed(5)
     for parameter in trained.parameters():
@@ -144,7 +145,7 @@ def test_an_adapter_goes_through_unchanged(model, run_tool, tmp_path):
     config = json.loads((again / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
 
-    # Merged, it is an ordinary model.
+    # Merged into the base, it is an ordinary model.
     merged = tmp_path / "merged"
     run_tool("storm", "merge", adapter, "--base-model", base, "--out", merged)
     from models import load

@@ -1,4 +1,4 @@
-"""Every family against transformers, f32: logits, loss, and the gradient of each parameter."""
+"""Compares every family with transformers in f32: logits, loss, and all gradients."""
 
 import pytest
 import reference
@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 
 every_model = pytest.mark.parametrize("model", EVERY_MODEL, ids=model_id)
 
-# Rows of logits at a time: a few, so that the last chunk is short, and all at once.
+# Rows of logits in a chunk: few, so that the last chunk is shorter, and all at once.
 FEW_ROWS, ALL_ROWS = 5, 1024
 
 
@@ -61,7 +61,7 @@ def test_padding_and_ignored_labels(model, saved, storm, record):
 
 
 def packed_batch(seed: int) -> Batch:
-    """Rows of several samples, one of them a single token, one as long as the row."""
+    """Rows of several samples. One sample is a single token, one is as long as the row."""
     batch = random_batch(3, 41, VOCABULARY, seed)
     segments = [[0] * 7 + [1] * 1 + [2] * 20 + [3] * 13, [4] * 41, [0] * 33 + [7] * 8]
     batch.segments = torch.tensor(segments)
@@ -106,7 +106,7 @@ def test_packed_micro_batches(model, saved, storm, record):
     reference.check_gradients(expected, actual, record)
 
 
-# Beyond these positions the frequencies are others, and transformers takes them by the length of a batch.
+# Beyond 16 positions the frequencies change. Transformers chooses them by the length of the batch.
 LENGTHS = [16, 17, 41, 70]
 
 

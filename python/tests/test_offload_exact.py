@@ -1,4 +1,4 @@
-"""Gradients with `storm.offload` are those of plain PyTorch, to the bit, in every kind of loop."""
+"""Gradients with `storm.offload` equal plain PyTorch's, bit for bit, in every kind of loop."""
 
 import pytest
 import storm

@@ -1,4 +1,4 @@
-"""The examples run, and `python -m storm.selftest` says that there is no GPU where there is none."""
+"""The examples run, and `python -m storm.selftest` reports if there is no GPU."""
 
 import runpy
 import sys

@@ -68,7 +68,7 @@ def test_hugging_face_models(name, checkpointing):
 
 
 def test_threads_with_one_block_each():
-    """Hooks belong to their thread, and engines share nothing."""
+    """Hooks apply to their thread only, and engines share nothing."""
     model = Mixed(layers=1).eval()
     ids = batches("cpu", 4)
     expected = []
@@ -117,7 +117,7 @@ def test_threads_that_share_a_block():
 
 
 def test_data_parallel():
-    """Two processes under torchrun: gradients are averaged as without STORM, to the bit."""
+    """Two processes under torchrun: gradients are averaged as without STORM, bit for bit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Random autograd programs, and their parts one by one; compiled functions, transforms, storages."""
+"""Random autograd programs and some of their parts; compiled functions, transforms, storages."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from storm.selftest.compare import assert_same, gradients, make_block, run_twice
 from storm.selftest.programs import check_program
 from torch import nn
 
-#: Programs of one test.
+#: Programs per test.
 PART = 15
 PROGRAMS = 3000 if os.environ.get("STORM_LONG_TESTS") == "1" else 150
 
@@ -57,7 +57,7 @@ def test_recurrent_modules(name, settings):
 
 
 class Product(torch.autograd.Function):
-    """A backward pass that writes its input."""
+    """A function whose backward pass writes to its saved input."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -92,7 +92,8 @@ def test_memory_that_a_backward_pass_writes_is_refused_to_others(settings):
 
 
 def test_parameters_with_other_data():
-    """As sharded training gives them: PyTorch reads what a leaf has when it is needed."""
+    """Sharded training replaces the data of parameters. PyTorch reads the data that a leaf has when
+    it is needed."""
 
     def run(block):
         w = torch.full((8, 8), 2.0, requires_grad=True)
@@ -107,7 +108,7 @@ def test_parameters_with_other_data():
 
 
 def forward_mode(function, block, with_tangents):
-    """Gradients of a value and of its tangent."""
+    """Gradients of the sum of a value and its tangent."""
     torch.manual_seed(0)
     w = torch.randn(8, 8, requires_grad=True)
     x = torch.randn(8, 8, requires_grad=with_tangents)
@@ -155,7 +156,8 @@ def test_transforms(transform):
 
 
 class Compiled(nn.Module):
-    """Enters a block inside of what is compiled. PyTorch runs GRUs outside of graphs, hooks and all."""
+    """Enters a block inside a compiled function. PyTorch runs GRUs outside of graphs, with
+    hooks."""
 
     def __init__(self, offloaded: bool):
         super().__init__()

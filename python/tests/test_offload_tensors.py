@@ -1,4 +1,4 @@
-"""What is moved, what stays, and that every kind of view returns unchanged."""
+"""Tests what moves, what stays, and that every kind of view returns unchanged."""
 
 import gc
 import pickle
@@ -22,7 +22,7 @@ def batches(count):
 
 
 class Keep(torch.autograd.Function):
-    """Saves tensors and returns them as a backward pass would see them."""
+    """Saves tensors, and records them as its backward pass receives them."""
 
     seen = []
 
@@ -130,7 +130,7 @@ def test_what_others_hold_is_not_moved_again():
 
 
 def test_changed_between_two_saves():
-    """Another version is another piece."""
+    """Two versions of a tensor are two pieces."""
     block = moving_block()
     for _ in range(3):
         anchor = torch.zeros((), requires_grad=True)

@@ -1,4 +1,4 @@
-"""`parity_at_length.py` as users call it, with a model and a run that take seconds."""
+"""Runs `parity_at_length.py` as users call it, with a tiny model and a run of seconds."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def folder(bin_dir, tmp_path_factory):
-    """What a short run leaves."""
+    """The output folder of a short run."""
     out = tmp_path_factory.mktemp("parity")
     command = [sys.executable, SCRIPT, "--storm", bin_dir / "storm", "--out", out, *TINY.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -43,7 +43,7 @@ def test_ten_steps_in_a_third_of_the_memory(folder, record):
     with (folder / "parity.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["storm"]) for row in rows] == ours
-    # A picture that a browser can read.
+    # The picture must be well-formed XML.
     ElementTree.parse(folder / "parity.svg")
 
 

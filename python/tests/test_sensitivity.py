@@ -19,7 +19,7 @@ def test_a_change_of_any_tensor_is_noticed(name, saved, storm):
     for changed in module.state_dict():
         other = copy.deepcopy(module)
         tensor = other.state_dict()[changed]
-        # Not all by the same factor, which a norm after it would undo.
+        # A different factor for each element, because a norm would undo a common one.
         tensor.mul_(1 + 0.01 * torch.randn(tensor.shape, generator=generator))
         with torch.no_grad():
             logits_error = (reference.logits(other, batch) - logits).abs().max().item()
@@ -41,7 +41,7 @@ def test_a_missing_part_is_noticed(saved, storm):
         assert max(errors.values()) > 5 * reference.GRADIENT_RELATIVE, name
 
     def scale_rotary(model):
-        model.model.rotary_emb.inv_freq[-1] *= 4  # As without Llama 3's stretching.
+        model.model.rotary_emb.inv_freq[-1] *= 4  # As without Llama 3's scaling.
 
     def drop_key_norm(model):
         for layer in model.model.layers:

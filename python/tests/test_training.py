@@ -1,4 +1,4 @@
-"""Training runs against PyTorch: the same start, the same data, the same schedule."""
+"""Compares training runs with PyTorch: the same start, the same data, the same schedule."""
 
 import copy
 
@@ -13,8 +13,8 @@ from transformers import GPT2Config, LlamaConfig
 
 
 def uneven_steps(count: int) -> list[Step]:
-    """Two micro-batches a step, the second with fewer targets; the same few batches over and over,
-    so that there is something to learn."""
+    """Steps of two micro-batches, the second with fewer targets. The same few batches repeat, so
+    that there is something to learn."""
     steps = []
     for index in range(count):
         batches = [random_batch(2, 19, VOCABULARY, seed=2 * (index % 4) + half) for half in (0, 1)]
@@ -35,7 +35,7 @@ def uneven_steps(count: int) -> list[Step]:
 def test_fifty_steps_of_adamw(model, decay, saved, storm, record, tmp_path):
     module, directory = saved(*model)
     steps = uneven_steps(50)
-    # Between the norms of the first steps and those of the last.
+    # `max_norm` is between the norms of the first steps and those of the last.
     settings = AdamW(decay=decay, max_norm=2.5)
     module = copy.deepcopy(module)
     expected_losses, expected_norms = training.train(module, steps, settings)
@@ -66,9 +66,9 @@ def test_fifty_steps_of_adamw(model, decay, saved, storm, record, tmp_path):
     assert error <= reference.LOGITS_ABSOLUTE
 
 
-# Wide enough at the start that learning is smooth. From 0.02 the GPT-2 rests on a plateau, and when
-# it leaves is chance: PyTorch's own runs, with one thread, with two, and in f64, end 0.4 % apart.
-# From 0.1 they end 0.001 % apart.
+# Large enough that learning is smooth. With 0.02, the GPT-2 stays on a plateau, and rounding
+# decides when it leaves: PyTorch's own runs, with one thread, with two, and in f64, end 0.4 %
+# apart. With 0.1 they end 0.001 % apart.
 INITIALIZER_RANGE = 0.1
 
 TEXT_MODELS = {
@@ -121,7 +121,7 @@ def test_three_hundred_steps_on_text(family, storm, corpus, record, tmp_path):
         return sum(losses[-20:]) / 20
 
     expected = final(training.train(module, steps, settings)[0])
-    # Down from 5.5 or more at the start: without learning the comparison would be meaningless.
+    # The loss starts at 5.5 or more. Without learning, the comparison would be meaningless.
     assert expected < 2.6
     actual = {}
     for precision in ("f32", "bf16-master", "bf16-stochastic"):
@@ -130,5 +130,5 @@ def test_three_hundred_steps_on_text(family, storm, corpus, record, tmp_path):
         record(f"{family} {precision}", abs(actual[precision] / expected - 1))
     everyone = [expected, *actual.values()]
     assert max(everyone) / min(everyone) - 1 <= 0.02, (expected, actual)
-    # Without rounding to bf16 the runs are far closer than that.
+    # Without rounding to bf16, the runs are much closer than that.
     assert abs(actual["f32"] / expected - 1) <= 1e-3, (expected, actual)

@@ -1,4 +1,4 @@
-"""Image classifiers against PyTorch: what is saved gives the same logits, and training the same losses."""
+"""Compares image classifiers with PyTorch: gradients, losses, and logits of saved models."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ BATCH = 8
 STEPS = 50
 SMOOTHING = 0.1
 
-# Without dropout: its random bits are our own.
+# Without dropout, because its random bits are STORM's own.
 NETWORKS = {
     "small-cnn": {"architecture": "small-cnn", "widths": [8, 16], "hidden": 32, "dropout": 0.0},
     "resnet-9": {"architecture": "resnet9", "widths": [8, 8, 16, 16], "logit_scale": 0.125},
@@ -43,16 +43,18 @@ if os.environ.get("STORM_LONG_TESTS") == "1":
     }
     SIDES |= {"small-cnn, full": 32, "resnet-18, full": 32, "resnet-18, narrow": 32}
 
-# ResNet-18 has millions of ReLUs, and f32 and f64 disagree on the sign of some whose input is nearly zero. With fresh weights, a
-# single one of these in the third stage changes the gradients of all layers below it by 1 %, and PyTorch in f32 is 2e-3 from
-# PyTorch in f64 after fifty steps. So its norms start with a bias with which hardly any input is near zero, and the rate is one that
-# suits the large activations that follow from it, which grow with the width.
+# ResNet-18 has millions of ReLUs, and f32 and f64 disagree on the sign of some whose input is
+# nearly zero. With fresh weights, a single one of these in the third stage changes the gradients of
+# all layers below it by 1 %, and PyTorch in f32 is 2e-3 from PyTorch in f64 after fifty steps. So
+# its norms start with a bias that keeps almost every input away from zero. This makes activations
+# large, and larger with the width; the learning rates are chosen for that.
 DEEP = ("resnet-18, full", "resnet-18, narrow")
 RATES = {"resnet-18, full": 0.00005, "resnet-18, narrow": 0.0005}
 BIAS = 4.0
 
-# The bounds of losses over fifty steps, of logits, and of the gradients of each layer in one step. STORM's bits are the same on
-# every machine, and no ReLU of the narrow networks switches; one of the full CNN does.
+# The limits of the errors of losses over fifty steps, of logits, and of the gradients of each layer
+# in one step. STORM's bits are the same on every machine. No ReLU of the narrow networks switches,
+# but one of the full CNN does.
 LOSSES_RELATIVE = 1e-6
 LOSSES_RELATIVE_FULL = 1e-4
 LOGITS_ABSOLUTE = 1e-4
@@ -72,7 +74,7 @@ def config_of(network: dict, side: int) -> dict:
 
 
 def pictures(seed: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise with a brighter stripe, whose place is the class: uint8 (B, H, W, C), and (B)."""
+    """Noise with a brighter stripe whose position is the class: uint8 (B, H, W, C), and (B)."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(CLASSES, (BATCH,), generator=generator)
     images = torch.randint(160, (BATCH, side, side, 3), generator=generator)
@@ -92,7 +94,8 @@ def run(run_tool, folder, fields: dict) -> dict:
 
 
 def normalized(images: torch.Tensor, config: dict, dtype: torch.dtype) -> torch.Tensor:
-    """What the network reads: in f64 without rounding, in f32 rounded as STORM does it, by one product and one sum."""
+    """The input of the network: in f64 without rounding, in f32 rounded as in STORM, by one product
+    and one sum."""
     mean, std = (torch.tensor(config[name]).double() for name in ("mean", "std"))
     factor, summand = (1 / (255 * std)).to(dtype), (-mean / std).to(dtype)
     return (images.to(dtype) * factor + summand).permute(0, 3, 1, 2).contiguous()
@@ -109,7 +112,7 @@ def loss_of(
 def losses_of_pytorch(
     module: torch.nn.Module, config: dict, batches: list, rate: float, dtype: torch.dtype
 ) -> list[float]:
-    """Trains a copy of a module."""
+    """Trains a copy of a module. Returns the loss of every step."""
     module = copy.deepcopy(module).to(dtype)
     optimizer = torch.optim.SGD(
         module.parameters(), lr=rate, momentum=0.9, nesterov=True, weight_decay=5e-4
@@ -130,7 +133,7 @@ def largest_error(found: list[float], expected: list[float]) -> float:
 
 
 def fresh(name: str, folder: Path) -> tuple[torch.nn.Module, dict]:
-    """A network with fresh weights, which are in the folder too, and its config."""
+    """A network with fresh weights and its config, both also saved in the folder."""
     config = config_of(NETWORKS[name], SIDES[name])
     torch.manual_seed(1)
     module = image_classifier.build(config)
@@ -168,9 +171,10 @@ def test_gradients_of_every_layer(name, run_tool, record, tmp_path):
 def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     start, trained = tmp_path / "start", tmp_path / "trained"
     module, config = fresh(name, start)
-    # The same few batches over and over, so that there is something to learn.
+    # The same few batches repeat, so that there is something to learn.
     batches = [pictures(index % 4, SIDES[name]) for index in range(STEPS)]
-    # In f64: PyTorch in f32 is no reference for STORM in f32. A ReLU that switches takes it as far as 2e-3 away.
+    # In f64, because a ReLU that switches takes PyTorch in f32 as far as 2e-3 away. So PyTorch in
+    # f32 is not a reference for STORM in f32.
     rate = RATES.get(name, 0.005)
     expected = losses_of_pytorch(module, config, batches, rate, torch.float64)
     assert expected[-1] < 0.9 * expected[0]
@@ -196,7 +200,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     bound = LOSSES_RELATIVE_FULL if "full" in name else LOSSES_RELATIVE
     assert error <= bound
 
-    # What STORM saved, as PyTorch computes with it.
+    # PyTorch's logits of the model that STORM saved.
     loaded, loaded_config = image_classifier.load(trained)
     assert loaded_config == config
     images, targets = pictures(99, SIDES[name])

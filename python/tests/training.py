@@ -1,4 +1,4 @@
-"""Training in PyTorch, step for step what a `train` job of storm-parity does."""
+"""Trains in PyTorch with the same steps as a `train` job of storm-parity."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 @dataclass
 class AdamW:
-    """As storm-parity reads it; weight decay spares biases and norms unless `decay` is all."""
+    """Settings in storm-parity's format. Biases and norms have no weight decay unless `decay` is
+    `"all"`."""
 
     beta1: float = 0.9
     beta2: float = 0.95

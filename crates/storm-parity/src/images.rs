@@ -33,7 +33,7 @@ pub(crate) fn gradients(
     let loss = trainer.accumulate(&[batch.to_inputs()])?.loss;
     let mut gradients = Vec::new();
     for spec in AnyModel::from(directory.config()).parameters() {
-        // Running statistics have none.
+        // Running statistics have no gradient.
         if let Ok(values) = trainer.read(&format!("{}.grad", spec.name)) {
             gradients.extend(tensors::to_hf(&spec, &values));
         }

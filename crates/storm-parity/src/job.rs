@@ -19,7 +19,7 @@ pub(crate) enum Job {
         batch: TokenBatch,
         output: PathBuf,
     },
-    /// One backward pass over all micro-batches. Prints `loss` and `gradient_norm`; every
+    /// One backward pass over all micro-batches. Prints `loss` and `gradient_norm`. Every
     /// parameter's gradient goes to `output` under the name and in the layout of Hugging Face.
     Gradients {
         model: PathBuf,
@@ -33,21 +33,21 @@ pub(crate) enum Job {
         model: PathBuf,
         precision: PrecisionName,
         chunk_rows: usize,
-        /// Of stochastic rounding.
+        /// Seed of stochastic rounding.
         seed: u64,
         optimizer: OptimizerSettings,
         steps: Vec<StepInput>,
-        /// Where the trained model goes, if anywhere.
+        /// Where to save the trained model, if given.
         save: Option<SaveTarget>,
         /// An adapter directory: it is trained, and the model stays unchanged.
         adapter: Option<PathBuf>,
-        /// Where the trained adapter goes, if anywhere.
+        /// Where to save the trained adapter, if given.
         save_adapter: Option<PathBuf>,
     },
-    /// The logits of pictures in f32: tensor `logits` (B, classes) in `output`. The model is an image classifier.
+    /// The logits of an image classifier in f32: tensor `logits` (B, classes) in `output`.
     ImageLogits { model: PathBuf, batch: ImageBatch, output: PathBuf },
-    /// One backward pass of an image classifier in f32. Prints `loss`; the gradient of every parameter that learns goes to
-    /// `output` under the name and in the layout of PyTorch.
+    /// One backward pass of an image classifier in f32. Prints `loss`. The gradient of every
+    /// trainable parameter goes to `output` under the name and in the layout of PyTorch.
     ImageGradients { model: PathBuf, label_smoothing: f32, batch: ImageBatch, output: PathBuf },
     /// Steps of SGD in f32 on an image classifier. Prints `losses` and `accuracies`, one per step.
     ImageTrain {
@@ -56,10 +56,10 @@ pub(crate) enum Job {
         label_smoothing: f32,
         learning_rate: f32,
         steps: Vec<ImageBatch>,
-        /// Where the trained model goes; it must not exist.
+        /// Where to save the trained model. It must not exist.
         save: PathBuf,
     },
-    /// Opens a model and saves it elsewhere.
+    /// Opens a model and saves it to another directory.
     RoundTrip { model: PathBuf, save: SaveTarget },
 }
 
@@ -86,7 +86,7 @@ impl ImageBatch {
     }
 }
 
-/// SGD, which decays all parameters as PyTorch's does.
+/// SGD. Like PyTorch's, it decays all parameters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SgdSettings {
@@ -172,7 +172,7 @@ pub(crate) struct OptimizerSettings {
     epsilon: f32,
     weight_decay: f32,
     decay: DecayName,
-    /// None leaves gradients as they are.
+    /// `None` disables clipping.
     max_norm: Option<f32>,
 }
 
@@ -222,12 +222,12 @@ impl From<PrecisionName> for Precision {
 pub(crate) struct SaveTarget {
     pub(crate) directory: PathBuf,
     dtype: WeightDtypeName,
-    /// The most bytes of weights in a file; if absent, all are in one.
+    /// Maximum bytes of weights per file. If absent, all weights go into one file.
     shard_bytes: Option<u64>,
 }
 
 impl SaveTarget {
-    /// `source` is where the model came from.
+    /// `source` is the directory from which the model was loaded.
     pub(crate) fn to_options<'a>(&self, source: &'a Path) -> SaveOptions<'a> {
         let dtype = match self.dtype {
             WeightDtypeName::F32 => WeightDtype::F32,

@@ -84,7 +84,7 @@ fn logits(
     Ok(json!({}))
 }
 
-/// What both kinds of training share.
+/// What jobs of gradients and of training share.
 struct Setup<'a> {
     model: &'a Path,
     adapter: Option<&'a Path>,
@@ -93,7 +93,7 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// A trainer of the model for batches like `first`.
+    /// A trainer of the model for micro-batches of the shape of `first`.
     fn trainer(
         &self,
         directory: &HfDirectory,
@@ -159,7 +159,7 @@ fn train(
         let report = trainer
             .step(&to_batches(&step.micro_batches)?, step.learning_rate)
             .with_context(|| format!("step {index}"))?;
-        // JSON has no infinities: without this they would become null.
+        // JSON has no non-finite numbers. Without this check they would become null.
         let is_finite = report.loss.is_finite() && report.gradient_norm.is_finite();
         ensure!(is_finite, "step {index} is not finite: {report:?}");
         losses.push(report.loss);
@@ -177,7 +177,7 @@ fn train(
 fn round_trip(model: &Path, save: &SaveTarget) -> Result<Value> {
     let directory = open(model)?;
     let config = directory.model();
-    // The parameter requested last, complete.
+    // The whole parameter that was requested last.
     let mut last = (String::new(), Vec::new());
     let provide = |spec: &ParameterSpec, range: Range<usize>, dest: &mut [f32]| {
         if last.0 != spec.name {

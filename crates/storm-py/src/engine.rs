@@ -45,8 +45,8 @@ impl Shared {
                 session.release(name, usage);
                 self.release_pending(&mut session);
             }
-            // The thread that holds the session does it later. That may be this very thread, since
-            // garbage is collected anywhere.
+            // The thread that holds the session releases the name later. It may be this same
+            // thread, because garbage collection can run anywhere.
             Err(TryLockError::WouldBlock) => {
                 let released = self.released.lock();
                 released.unwrap_or_else(|poisoned| poisoned.into_inner()).push((name, usage));
@@ -127,7 +127,7 @@ impl Engine {
         Ok(Saved { shared: Arc::clone(&self.shared), name, used: AtomicBool::new(false) })
     }
 
-    /// What was done so far.
+    /// Statistics so far.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         Ok(Report::new(self.shared.lock(py)?.report()?))
     }
@@ -148,8 +148,8 @@ pub(crate) struct Saved {
 
 #[pymethods]
 impl Saved {
-    /// A storage with the bytes, ready for work issued to `stream` from now on, and the offset in the
-    /// original storage at which it begins.
+    /// Returns a storage with the bytes, ready for work issued to `stream` from now on, and the
+    /// offset in the original storage at which it begins.
     fn fetch(&self, py: Python<'_>, stream: usize) -> PyResult<(Py<PyAny>, usize)> {
         let usage = if self.used.swap(true, Ordering::Relaxed) { Use::Again } else { Use::First };
         let mut session = self.shared.lock(py)?;

@@ -1,9 +1,9 @@
-//! A session's numbers, for Python.
+//! The statistics of a session, for Python.
 
 use pyo3::prelude::*;
 use storm_saved::SavedReport;
 
-/// What an engine did: sums over all steps, and the last step's pieces.
+/// Statistics of an engine: sums over all steps, and the pieces of the last step.
 #[pyclass(frozen, get_all, module = "storm._native")]
 pub(crate) struct Report {
     steps: u64,

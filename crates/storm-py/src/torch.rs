@@ -1,4 +1,5 @@
-//! PyTorch as the session sees it: memory is a storage, and its origin a weak reference to one.
+//! Implements a session's framework for PyTorch: memory is a storage, and an origin is a weak
+//! reference to one.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -50,7 +51,7 @@ pub(crate) struct WeakStorage {
 
 impl Drop for WeakStorage {
     fn drop(&mut self) {
-        // Not while Python shuts down: then everything is freed anyway.
+        // Does nothing while Python shuts down, when everything is freed anyway.
         Python::try_attach(|py| {
             // It cannot fail: the reference is valid and freed once.
             let _ = self.storages.free.call1(py, (self.reference,));
@@ -58,8 +59,8 @@ impl Drop for WeakStorage {
     }
 }
 
-/// Calls into `torch.UntypedStorage` for storages of one device. Methods are called through the class, so an
-/// object that only looks like a storage, or overrides methods, is not trusted.
+/// Calls into `torch.UntypedStorage` for storages of one device. Methods are called through the
+/// class, so an object that only resembles a storage, or overrides methods, is not trusted.
 pub(crate) struct Storages {
     class: Py<PyAny>,
     device: Py<PyAny>,
@@ -72,7 +73,7 @@ pub(crate) struct Storages {
 }
 
 impl Storages {
-    /// For a GPU by its number, or for the CPU.
+    /// For the GPU with this number, or for the CPU if `None`.
     pub(crate) fn new(py: Python<'_>, cuda_device: Option<usize>) -> PyResult<Arc<Storages>> {
         let torch = py.import("torch")?;
         let class = torch.getattr("UntypedStorage")?;
@@ -93,7 +94,7 @@ impl Storages {
         }))
     }
 
-    /// The memory of a storage, if it is one and on this device.
+    /// The memory of a storage. Fails if `object` is not a storage on this device.
     pub(crate) fn open(&self, object: &Bound<'_, PyAny>) -> PyResult<Storage> {
         let py = object.py();
         if !object.get_type().is(self.class.bind(py)) {
@@ -182,7 +183,7 @@ impl Framework for Torch {
     }
 }
 
-/// Of Python, or of the device.
+/// An error of Python or of the device.
 pub(crate) enum Error {
     Python(PyErr),
     Device(DeviceError),

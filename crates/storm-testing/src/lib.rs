@@ -1,5 +1,5 @@
-//! Shared by the tests of several crates and by `storm verify`: a miniature training step, as a plan ([`tiny_plan`])
-//! and as plain arithmetic ([`Plain`]).
+//! A miniature training step, as a plan ([`tiny_plan`]) and as plain arithmetic ([`Plain`]), for
+//! the tests of several crates and for `storm verify`.
 //!
 //! The seeded generator of all tests is [`storm_graph::random::Random`].
 

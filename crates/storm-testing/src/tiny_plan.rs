@@ -1,5 +1,6 @@
-//! A training step in miniature, written out by hand: a group of two micro-batches that is repeated,
-//! with an activation that goes to the host and back, and an update whose state stays there.
+//! A miniature training step, as a handwritten plan: a group of two micro-batches that is repeated,
+//! with an activation that is offloaded to the host and fetched back, and an update whose state
+//! stays in host memory.
 //!
 //! For each micro-batch: a = 2 x; b = a + w; c = 3 b; loss = c + a; gradient += loss.
 //! At the end: m += gradient; w += m + shift; norm = gradient. The flush doubles w.
@@ -12,15 +13,15 @@ use storm_plan::{
     ValueId, Work, check,
 };
 
-/// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
-/// show.
+/// f32 elements of every tensor: enough that kernels use several threads and a race becomes
+/// visible.
 pub const ELEMENTS: usize = 20_000;
-/// Bytes from one tensor to the next.
+/// Bytes from the start of one slot to the start of the next.
 pub const SLOT: usize = 80 << 10;
-/// Micro-batches that go through together.
+/// Micro-batches in a group.
 pub const GROUP: usize = 2;
 
-/// The class of a tensor that learns.
+/// The class of a trainable parameter.
 pub fn parameter() -> TensorClass {
     TensorClass::Parameter(Training::Trainable)
 }
@@ -28,13 +29,13 @@ pub fn parameter() -> TensorClass {
 /// A list of instructions that becomes a plan.
 #[derive(Default)]
 pub struct PlanBuilder {
-    /// What there is of it so far.
+    /// The plan so far.
     pub plan: Plan,
     segment_start: usize,
 }
 
 impl PlanBuilder {
-    /// A new value, of [`ELEMENTS`].
+    /// Adds a value with [`ELEMENTS`] elements.
     pub fn value(&mut self, name: &str, class: TensorClass) -> ValueId {
         let size_bytes = ELEMENTS * 4;
         self.plan.values.push(Value { name: name.to_owned(), size_bytes, class });
@@ -46,7 +47,8 @@ impl PlanBuilder {
         InstructionId(self.plan.instructions.len() as u32 - 1)
     }
 
-    /// The first node of a graph, over operands and an output in slots of device memory.
+    /// Adds a kernel: the first node of a graph, with operands and an output in slots of device
+    /// memory.
     pub fn compute(
         &mut self,
         graph: Graph,
@@ -64,7 +66,8 @@ impl PlanBuilder {
         self.add(Work::Compute(compute), waits)
     }
 
-    /// `factor` times a value in a slot of device memory, into another slot.
+    /// Adds a kernel that multiplies a value in a slot of device memory by `factor`, into another
+    /// slot.
     pub fn scale(
         &mut self,
         (from, factor): ((ValueId, usize), f32),
@@ -78,7 +81,7 @@ impl PlanBuilder {
         self.compute(graph, &[from], to, waits)
     }
 
-    /// The sum of two values in slots of device memory, into another slot.
+    /// Adds a kernel that adds two values in slots of device memory, into another slot.
     pub fn sum(
         &mut self,
         parts: [(ValueId, usize); 2],
@@ -92,7 +95,7 @@ impl PlanBuilder {
         self.compute(graph, &parts, to, waits)
     }
 
-    /// A copy between a slot of device memory and one of host memory.
+    /// Adds a copy between a slot of device memory and one of host memory.
     pub fn copy(
         &mut self,
         value: ValueId,
@@ -114,7 +117,7 @@ impl PlanBuilder {
         self.add(Work::Copy(copy), waits)
     }
 
-    /// Ends a segment.
+    /// Ends the current segment.
     pub fn segment(&mut self, name: &'static str) -> SegmentId {
         let instructions = self.segment_start..self.plan.instructions.len();
         self.segment_start = instructions.end;
@@ -127,7 +130,7 @@ impl PlanBuilder {
         Tensor { name, shape: [ELEMENTS].into(), dtype: DType::F32, class }
     }
 
-    /// A value that lasts from step to step, and its slots.
+    /// Adds a value that persists between steps, with its slots.
     pub fn lasting(&mut self, value: ValueId, places: &[(Tier, usize)]) {
         let place = |&(tier, slot): &(Tier, usize)| Place { tier, offset: slot * SLOT };
         let places = places.iter().map(place).collect();
@@ -137,7 +140,7 @@ impl PlanBuilder {
         self.plan.lasting.push(lasting);
     }
 
-    /// What the host gives before a step, or before a micro-batch.
+    /// Adds an input, which the host writes before a step or before a micro-batch.
     pub fn input(
         &mut self,
         value: ValueId,
@@ -151,7 +154,7 @@ impl PlanBuilder {
         self.plan.inputs.push(Input { tensor, value, micro_batch, place, copies, fetches });
     }
 
-    /// What the host gets of a step, or of a micro-batch.
+    /// Adds a result, which the host reads after a step or after a micro-batch.
     pub fn result(
         &mut self,
         value: ValueId,
@@ -164,7 +167,7 @@ impl PlanBuilder {
         self.plan.results.push(PlanResult { tensor, value, micro_batch, place, copies });
     }
 
-    /// Checks the plan over this many slots.
+    /// Checks the plan with this many slots in each tier.
     pub fn checked(mut self, device_slots: usize, host_slots: usize) -> Arc<CheckedPlan> {
         let bytes = PerTier::new(device_slots * SLOT, host_slots * SLOT);
         self.plan.bytes = bytes;
@@ -173,7 +176,7 @@ impl PlanBuilder {
     }
 }
 
-/// Slots of device memory. Those from X on hold one thing after another.
+/// Slots of device memory. Those from X on are used for several values in turn.
 mod device {
     pub(super) const W: usize = 0;
     pub(super) const GRADIENT: usize = 1;
@@ -186,7 +189,8 @@ mod device {
     pub(super) const COUNT: usize = 8;
 }
 
-/// Slots of host memory; those with two of a kind have one per micro-batch of the group.
+/// Slots of host memory. X, A and LOSS are each the first of two slots, one per micro-batch of the
+/// group.
 mod host {
     pub(super) const X: usize = 0;
     pub(super) const A: usize = 2;
@@ -218,7 +222,7 @@ struct Values {
     w: ValueId,
 }
 
-/// What later instructions wait for.
+/// The instructions of a micro-batch that later instructions wait for.
 #[derive(Clone, Copy)]
 struct MicroBatch {
     fetch_x: InstructionId,
@@ -226,7 +230,7 @@ struct MicroBatch {
     store_loss: InstructionId,
 }
 
-/// One micro-batch. `before` are those that may have run just before it.
+/// Adds one micro-batch. `before` lists the micro-batches that may run immediately before it.
 fn micro_batch(
     builder: &mut PlanBuilder,
     values: &Values,
@@ -237,7 +241,7 @@ fn micro_batch(
     const TO_DEVICE: Link = Link::HOST_TO_DEVICE;
     const TO_HOST: Link = Link::DEVICE_TO_HOST;
     let (x, a, loss) = (values.x[index], values.a[index], values.loss[index]);
-    // The slot of x held the fetched `a` of the micro-batch before.
+    // The slot of x held the fetched `a` of the previous micro-batch.
     let made: Vec<_> = before.iter().map(|micro_batch| micro_batch.make_loss).collect();
     let stored: Vec<_> = before.iter().map(|micro_batch| micro_batch.store_loss).collect();
     let fetch_x = builder.copy(x, TO_DEVICE, (device::X, host::X + index), &made);
@@ -262,8 +266,8 @@ fn micro_batch(
     MicroBatch { fetch_x, make_loss, store_loss }
 }
 
-/// The plan for `1 + repetitions` groups; the middle segment waits for itself, so there are at least
-/// two repetitions.
+/// The plan for `1 + repetitions` groups. The middle segment waits for its previous repetition, so
+/// there must be at least two repetitions.
 pub fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     const TO_DEVICE: Link = Link::HOST_TO_DEVICE;
     const TO_HOST: Link = Link::DEVICE_TO_HOST;
@@ -292,7 +296,8 @@ pub fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     let first1 = micro_batch(&mut builder, &values, 1, &[first0], false);
     let first = builder.segment("first group");
 
-    // The last of the repetition before is later in the list: its waits are set below.
+    // The last micro-batch of the previous repetition comes later in the list, so the waits for it
+    // are added below.
     let middle0 = micro_batch(&mut builder, &values, 0, &[first1], false);
     let middle1 = micro_batch(&mut builder, &values, 1, &[middle0], false);
     let middle = builder.segment("middle group");
@@ -340,31 +345,31 @@ pub fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     builder.checked(device::COUNT, host::COUNT)
 }
 
-/// The same without plan, queues or device.
+/// The same step as plain arithmetic, without a plan, queues or a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plain {
     /// The weights.
     pub w: Vec<f32>,
-    /// The state of their update.
+    /// The optimizer state.
     pub m: Vec<f32>,
 }
 
-/// What the host gets of a step.
+/// The results of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepResults {
-    /// Of each micro-batch.
+    /// The loss of each micro-batch.
     pub losses: Vec<Vec<f32>>,
-    /// Of the step.
+    /// The norm of the step.
     pub norm: Vec<f32>,
 }
 
 impl Plain {
-    /// With these weights.
+    /// Starts with these weights.
     pub fn new(w: Vec<f32>) -> Plain {
         Plain { w, m: vec![0.0; ELEMENTS] }
     }
 
-    /// A step over these micro-batches.
+    /// Runs a step over these micro-batches.
     pub fn step(&mut self, x: &[Vec<f32>], shift: &[f32]) -> StepResults {
         let mut losses = Vec::new();
         let mut gradient: Option<Vec<f32>> = None;
@@ -380,7 +385,7 @@ impl Plain {
         StepResults { losses, norm }
     }
 
-    /// What the flush does.
+    /// Applies the flush.
     pub fn flush(&mut self) {
         self.w = map(&self.w, |w| 2.0 * w);
     }
@@ -394,7 +399,7 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-/// Small fractions, another for each seed.
+/// Small numbers that depend on the seed.
 pub fn numbers(seed: usize) -> Vec<f32> {
     (0..ELEMENTS).map(|i| ((i * 37 + seed * 101) % 211) as f32 / 64.0 - 1.5).collect()
 }

@@ -1,4 +1,4 @@
-"""``python -m storm.selftest``: is it exact here, and how fast is it?"""
+"""Checks that ``storm.offload`` is exact on this machine, and measures its speed on a GPU."""
 
 import argparse
 import contextlib
@@ -8,7 +8,7 @@ import traceback
 import warnings
 from typing import Iterator, List
 
-# Must be set before PyTorch starts CUDA: makes matrix products deterministic.
+# Makes matrix products deterministic. Must be set before PyTorch initializes CUDA.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -36,7 +36,7 @@ def repeatable() -> Iterator[None]:
 
 
 def run_programs(device: str, count: int) -> int:
-    """Random programs; returns how many failed."""
+    """Runs random programs. Returns how many failed."""
     failed = 0
     for seed in range(count):
         try:
@@ -50,7 +50,7 @@ def run_programs(device: str, count: int) -> int:
 
 
 def run_checks(device: str, names: List[str]) -> int:
-    """Checks with every setting; returns how many failed."""
+    """Runs checks with every setting. Returns how many failed."""
     failed = 0
     for name in names:
         check = CHECKS[name]

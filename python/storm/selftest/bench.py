@@ -1,7 +1,7 @@
 """Speed and memory of training a transformer, compared with other offload methods, in one run.
 
 A Qwen2 model of the ``transformers`` library with random weights, bf16, fused AdamW. Memory is
-``torch.cuda.max_memory_allocated``; the steps before the measured ones are not counted in either.
+``torch.cuda.max_memory_allocated``. Neither speed nor memory includes the warm-up steps.
 """
 
 import argparse
@@ -141,7 +141,8 @@ def describe(args: argparse.Namespace, result: Dict[str, Any]) -> Optional[str]:
 
 
 def give_back_memory() -> None:
-    """Frees what the previous row left, so that it does not affect the next: PyTorch also caches page-locked memory."""
+    """Frees what the previous row left, so it does not affect the next. PyTorch also caches
+    page-locked memory."""
     gc.collect()
     torch.cuda.empty_cache()
     empty_host_cache = getattr(torch._C, "_host_emptyCache", None)

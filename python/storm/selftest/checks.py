@@ -1,4 +1,4 @@
-"""Training loops of every kind. Each must give the same results with and without STORM, to the bit."""
+"""Training loops of every kind. Each must give the same bits with and without STORM."""
 
 from typing import Callable, Dict, NamedTuple, Optional
 
@@ -12,7 +12,7 @@ from .models import batches, device_of
 
 
 class Check(NamedTuple):
-    """A model, a loop over it, and what the report must show afterwards."""
+    """A model, a loop that trains it, and a condition that the report must meet afterwards."""
 
     make: Callable[[], nn.Module]
     loop: Loop
@@ -62,7 +62,7 @@ def several_forwards(module, block):
 
 
 def graphs_side_by_side(module, block):
-    """The backward pass of a step runs after the forward pass of the next."""
+    """The backward pass of each step runs after the forward pass of the next."""
     seen, older = [], None
     for ids in batches(device_of(module), 6):
         with block:

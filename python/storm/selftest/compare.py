@@ -1,4 +1,4 @@
-"""Compares a loop with STORM and the same loop without it, to the bit."""
+"""Compares a loop with STORM and the same loop without it, bit for bit."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ def gradients(module: nn.Module) -> List[Any]:
 
 
 def assert_same(expected: Any, found: Any) -> None:
-    """Checks that nested lists hold the same tensors, to the bit."""
+    """Asserts that nested lists have the same tensors, bit for bit."""
     if isinstance(expected, (list, tuple)):
         assert len(expected) == len(found)
         for one, other in zip(expected, found):

@@ -1,4 +1,4 @@
-"""Small models that save tensors in every way."""
+"""Small models that save tensors in different ways."""
 
 from typing import List
 
@@ -44,7 +44,7 @@ class Mixed(nn.Module):
 
 
 class Checkpointed(Mixed):
-    """Every layer is recomputed in the backward pass."""
+    """Recomputes every layer in the backward pass."""
 
     reentrant = False
 
@@ -72,7 +72,7 @@ class Fails(Mixed):
 
 
 class Branches(nn.Module):
-    """Takes a different branch from call to call, after a common start."""
+    """Takes different branches in different calls, after a common start."""
 
     def __init__(self):
         super().__init__()

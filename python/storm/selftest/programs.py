@@ -1,10 +1,11 @@
-"""Random autograd programs: the same gradients with STORM as without, to the bit.
+"""Random autograd programs, with the same gradients with STORM as without, bit for bit.
 
-A program is a function of its seed. It combines valid but error-prone uses of PyTorch: views, writes in place,
-and tensors that share memory but not a version counter, so PyTorch does not notice when one is written
-through another. A program may overwrite what was saved before, and is then refused with and without STORM. If
-PyTorch does not notice the write, the program never uses what was saved before it. So the saved bytes are the
-same as the bytes at the time of use, and ``save_on_cpu`` must agree, too.
+A program is a function of its seed. It combines valid but error-prone uses of PyTorch: views,
+writes in place, and tensors that share memory but not a version counter, so PyTorch does not notice
+when one is written through another. A program may overwrite what was saved before. It is then
+refused with and without STORM. If PyTorch does not notice the write, the program never uses what
+was saved before it. So the saved bytes are the same as the bytes at the time of use, and
+``save_on_cpu`` must agree as well.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ class Squared(torch.autograd.Function):
 
 
 class Run:
-    """One run of a program: values so far, all of one shape, (ROWS, COLUMNS)."""
+    """One run of a program: its values so far, all of shape (ROWS, COLUMNS)."""
 
     def __init__(self, parts: Parts, random: Random, values: List[Tensor]):
         self.parts, self.random, self.values = parts, random, values
@@ -111,7 +112,7 @@ class Run:
             else:
                 with torch.no_grad():
                     x[0].mul_(0.5)
-        # These save what they have written, so they come last.
+        # Some of these save their result, so they come last.
         return self.random.choice([x.sigmoid_, x.tanh_, lambda: x.sub_(0.5)])()
 
     def write_unseen(self, x: Tensor) -> None:
@@ -177,7 +178,7 @@ def views(run: Run) -> Tensor:
 
 
 def written(run: Run) -> Tensor:
-    """Written before it is saved, between two saves, or through a view."""
+    """A value that is written before it is saved, between two saves, or through a view."""
     x = run.fresh()
     if run.random.random() < 0.5:
         run.unused.append(x * run.scale())
@@ -215,7 +216,8 @@ def unsafe_parts(run: Run) -> Tensor:
 
 
 def written_unseen(run: Run) -> Tensor:
-    """Saved, written without PyTorch's knowledge, and saved again: the first save is never needed."""
+    """A value that is saved, written without PyTorch's knowledge, and saved again. The first save
+    is never needed."""
     x = run.fresh().detach()
     run.unused.append(x * run.scale())
     if run.random.random() < 0.5:
@@ -225,7 +227,7 @@ def written_unseen(run: Run) -> Tensor:
 
 
 def filled_in_parts(run: Run) -> Tensor:
-    """Each part is saved as soon as it is filled, as by a kernel unknown to PyTorch."""
+    """Saves each part as soon as it is filled, as a kernel unknown to PyTorch may do."""
     x = torch.zeros(ROWS, COLUMNS, device=run.value().device)
     count = run.random.choice([2, 3])
     parts = x.chunk(count, run.random.randrange(2))
@@ -271,7 +273,7 @@ OPS: List[Tuple[Callable[[Run], Tensor], int]] = [
 
 
 def step(parts: Parts, random: Random, x: Tensor, block: ContextManager) -> Any:
-    """Runs one step of a program; returns its results, or that PyTorch refused it."""
+    """Runs one step of a program. Returns its results, or ``"refused"`` if PyTorch refused it."""
     ops, weights = zip(*OPS)
     with block:
         run = Run(parts, random, [x, torch.sin(x @ parts.square)])
@@ -303,7 +305,7 @@ def run_program(seed: int, parts: Parts, block: ContextManager) -> List[Any]:
 
 
 def check_program(seed: int, device: str) -> Dict[str, int]:
-    """Compares a program with STORM, without it, and with ``save_on_cpu``; returns the outcome."""
+    """Compares a program with STORM, without it, and with ``save_on_cpu``. Returns the outcome."""
     torch.manual_seed(seed)
     parts = Parts(seed % 7).to(device)
     settings = SETTINGS[seed // 7 % len(SETTINGS)]
