@@ -1,11 +1,11 @@
-//! Command line arguments: taken one by one, and nothing may be left over.
+//! Command line arguments. A command takes the ones that it knows, and refuses the rest.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
 
-/// Arguments that no one has taken yet.
+/// Arguments that have not been taken yet.
 pub(crate) struct Args(Vec<String>);
 
 impl Args {
@@ -13,7 +13,7 @@ impl Args {
         Self(args.collect())
     }
 
-    /// Takes the first argument, whatever it is.
+    /// Takes the first argument.
     pub(crate) fn word(&mut self) -> Option<String> {
         (!self.0.is_empty()).then(|| self.0.remove(0))
     }
@@ -42,7 +42,7 @@ impl Args {
         Ok(Some(value))
     }
 
-    /// Refuses what no one took.
+    /// Fails if any argument is left.
     pub(crate) fn finish(self) -> Result<()> {
         match self.0.first() {
             None => Ok(()),

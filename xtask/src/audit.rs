@@ -1,4 +1,4 @@
-//! Dependencies: known vulnerabilities, licences, and where they come from. By cargo-deny, where it is there.
+//! Checks dependencies for known vulnerabilities, licenses and sources, if cargo-deny is installed.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ pub(crate) fn run() -> Result<Verdict> {
         );
         return Ok(Verdict::Skipped);
     }
-    // Offline: a check must not depend on the network, nor on what is published today.
+    // Offline: a check must not depend on the network or on what has been published since.
     let deny = ["deny", "--offline", "check"];
     if has_advisories() {
         run_command(cargo().args(deny))?;
@@ -32,7 +32,7 @@ fn has_cargo_deny() -> bool {
     version.status().is_ok_and(|status| status.success())
 }
 
-/// Whether cargo-deny has fetched the advisories before.
+/// Whether cargo-deny has fetched advisories before.
 fn has_advisories() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));

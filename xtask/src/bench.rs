@@ -1,6 +1,7 @@
-//! `cargo xtask bench cpu`: STORM beside PyTorch eager, same model, same cores, one run.
+//! `cargo xtask bench cpu`: compares STORM with PyTorch eager, with the same model on the same
+//! cores.
 //!
-//! The two take turns, so that a machine that slows down or speeds up does so for both.
+//! The two take turns, so changes in the machine's speed affect both.
 
 use std::process::Command;
 use std::thread::available_parallelism;
@@ -13,7 +14,7 @@ use crate::process::{cargo, output, run as run_command};
 use crate::python::Environment;
 use crate::workspace::{release_dir, root};
 
-/// What to measure, given to both sides alike.
+/// What to measure. Both sides get the same settings, except `cpu_products`.
 struct Settings {
     rounds: usize,
     steps: usize,
@@ -24,12 +25,12 @@ struct Settings {
     ratio_min: Option<f64>,
 }
 
-/// What one side prints, as one line of JSON, after one turn.
+/// What one side prints after one turn, as one line of JSON.
 struct Measurement {
     tokens_per_second: f64,
     step_ms: f64,
     step_ms_min: f64,
-    /// The line itself, for the particulars that only one side has.
+    /// The whole line, for values that only one side prints.
     json: Value,
 }
 
@@ -97,7 +98,7 @@ fn measure(mut command: Command, settings: &Settings) -> Result<Measurement> {
         command.arg(name).arg(value.to_string());
     }
     command.args(["--precision", &settings.precision]);
-    // One side's libraries must not take more threads than the other's.
+    // The libraries of both sides must use the same number of threads.
     let threads = settings.threads.to_string();
     command.env("OMP_NUM_THREADS", &threads);
     command.env("RAYON_NUM_THREADS", &threads);

@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-bundle`: one folder to copy to a GPU machine that has no Rust toolchain.
+//! `cargo xtask gpu-bundle`: makes one folder to copy to a GPU machine without a Rust toolchain.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,15 +12,15 @@ use crate::args::Args;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::{entries, name, root, target_dir};
 
-/// The most that the bundle may hold.
+/// The maximum size of the bundle.
 const BYTES_MAX: u64 = 50 * MIB;
 const MIB: u64 = 1024 * 1024;
 
 /// Packages whose binaries go into `bin/`.
 const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
 
-/// Packages whose test binaries go into `tests/`, those that matter most on a GPU first. What no
-/// longer fits is left out and named.
+/// Packages whose test binaries go into `tests/`, those that matter most on a GPU first. Packages
+/// that do not fit are left out, with a message.
 const TEST_PACKAGES: [&str; 7] = [
     "storm-device",
     "storm-saved",
@@ -31,7 +31,7 @@ const TEST_PACKAGES: [&str; 7] = [
     "storm-train",
 ];
 
-/// Folders of the repository that go along as they are.
+/// Folders of the repository that are copied unchanged.
 const FOLDERS: [&str; 2] = ["python", "corpus"];
 
 const RUN_TESTS: &str = include_str!("run-tests.sh");
@@ -112,7 +112,7 @@ fn build(command: &[&str], packages: &[&str]) -> Result<Vec<Artifact>> {
     cargo.arg("--message-format=json-render-diagnostics");
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
     if command[0] == "test" {
-        // `cargo test` alone would also hand back examples and the plain binaries.
+        // Without these, `cargo test` would also build examples and the plain binaries.
         cargo.args(["--lib", "--bins", "--tests"]);
     }
     let messages = output(cargo.stdin(Stdio::null()))?;
@@ -122,7 +122,8 @@ fn build(command: &[&str], packages: &[&str]) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// The executables in cargo's JSON messages; with `only_tests` those with a test harness.
+/// The executables in cargo's JSON messages. With `only_tests`, only those with a test harness;
+/// otherwise only those without.
 fn parse_messages(messages: &str, only_tests: bool) -> Result<Vec<Artifact>> {
     let mut artifacts = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
@@ -145,7 +146,7 @@ fn parse_messages(messages: &str, only_tests: bool) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// The name in a package id: `path+file:///a/b#name@1.0`, or `path+file:///a/name#1.0`.
+/// The name in a package ID: `path+file:///a/b#name@1.0` or `path+file:///a/name#1.0`.
 fn package_name(id: &str) -> String {
     let (url, fragment) = id.split_once('#').unwrap_or((id, ""));
     let name = match fragment.split_once('@') {
@@ -155,7 +156,7 @@ fn package_name(id: &str) -> String {
     name.to_owned()
 }
 
-/// Copies a binary without its symbols; the linker's package always has `strip`.
+/// Copies a binary without its symbols. `strip` is in the same package as the linker.
 pub(crate) fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
     run_command(strip.arg("-o").arg(to).arg(from))

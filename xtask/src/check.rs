@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything that can be said about the code without running it.
+//! `cargo xtask check`: every check of the code that does not run it.
 
 use anyhow::Result;
 

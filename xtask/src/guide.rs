@@ -1,4 +1,4 @@
-//! `cargo xtask guide`: the tables of docs/guide.md and README.md, made from plans.
+//! `cargo xtask guide`: generates the tables of docs/guide.md and README.md from plans.
 
 use crate::args::Args;
 use crate::{process, workspace};
@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A card of each size that people have, by the name of its profile.
+/// A card of each common size, by the name of its profile.
 const CARDS: [(&str, &str); 4] = [
     ("8 GB", "rtx-4060"),
     ("12 GB", "rtx-3060-12gb"),
@@ -19,20 +19,20 @@ const CARDS: [(&str, &str); 4] = [
 const MODELS: [&str; 5] =
     ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b"];
 
-/// Memory of a machine, and what is left of it for a run.
+/// Memory of a machine, and how much of it a run can use.
 const RAM: [(&str, &str); 4] =
     [("16 GB", "12GiB"), ("32 GB", "28GiB"), ("64 GB", "60GiB"), ("128 GB", "124GiB")];
 
 const TOKENS_PER_STEP: &str = "32768";
 
-/// How many tokens the tables show the time for.
+/// The number of tokens for which the tables show the time.
 const TOKENS: f64 = 10e6;
 
-/// What `storm plan` says of a card, a model and a machine.
+/// The result of `storm plan` for a card, a model and a machine.
 #[derive(Clone, Copy)]
 struct Cell {
     parameters: f64,
-    /// None if nothing fits.
+    /// `None` if no plan fits.
     tokens_per_second: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
             workspace::release_dir().join("storm")
         }
     };
-    // One thread for each card: a plan takes seconds on one core.
+    // One thread for each card, because a plan takes seconds on one core.
     let grids: Vec<Grid> = std::thread::scope(|scope| {
         let storm = &storm;
         let threads = CARDS.map(|(_, card)| scope.spawn(move || plans(storm, card)));
@@ -78,7 +78,7 @@ fn plan(storm: &Path, card: &str, model: &str, ram: &str) -> Result<Cell> {
     let mut command = Command::new(storm);
     command.args(["plan", "--json", "--model", model, "--hardware", card, "--ram", ram]);
     command.args(["--tokens-per-step", TOKENS_PER_STEP]);
-    // Not what this machine has measured: the tables are of data sheets.
+    // Ignore measured profiles in this machine's cache: the tables are based on data sheets.
     command.env("STORM_CACHE", workspace::target_dir().join("guide-cache"));
     let output = command.output().with_context(|| format!("cannot start {}", storm.display()))?;
     let object: Value = serde_json::from_slice(&output.stdout).with_context(|| {
@@ -93,7 +93,7 @@ fn plan(storm: &Path, card: &str, model: &str, ram: &str) -> Result<Cell> {
     Ok(Cell { parameters, tokens_per_second })
 }
 
-/// The largest model of each card and machine.
+/// The largest model that fits each card and machine.
 fn summary(grids: &[Grid]) -> String {
     let mut text = heading("card");
     for ((size, card), grid) in CARDS.iter().zip(grids) {
@@ -134,7 +134,7 @@ fn heading(first: &str) -> String {
     format!("| {first} | {} |\n|---|{}\n", columns.join(" | "), "---|".repeat(RAM.len()))
 }
 
-/// `936 tok/s, 3.0 h`: two digits, which is more than a data sheet is good for.
+/// For example `940 tok/s, 3.0 h`. Two digits already exceed the accuracy of a data sheet.
 fn shown(tokens_per_second: f64) -> String {
     format!(
         "{} tok/s, {}",
@@ -171,7 +171,7 @@ fn billions(parameters: f64) -> String {
     if billions < 10.0 { format!("{billions:.1}B") } else { format!("{billions:.0}B") }
 }
 
-/// Replaces what is between the markers of a block, or says that it differs.
+/// Replaces what is between the markers of a block. With `check`, fails if it differs.
 fn put(path: &Path, name: &str, block: &str, check: bool) -> Result<()> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,6 +1,6 @@
-//! Just enough of Rust's lexical rules to tell code from comments and text.
+//! Just enough of Rust's lexical rules to tell code from comments and literals.
 
-/// The source with comments and the contents of literals blanked out; lines stay where they are.
+/// The source with each comment and literal replaced by a space. Line numbers do not change.
 pub(crate) fn code_only(source: &str) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut code = String::with_capacity(source.len());
@@ -92,7 +92,7 @@ fn skip_raw_string(chars: &[char], start: usize) -> usize {
     chars.len()
 }
 
-/// Whether `word` occurs in `line` with no letter, digit or underscore beside it.
+/// Whether `word` occurs in `line` as a whole word, not next to a letter, digit or underscore.
 pub(crate) fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();

@@ -1,7 +1,7 @@
 //! Repository automation: `cargo xtask <command>`.
 //!
-//! Anything that takes more than one cargo call to do by hand lives here, so that a new machine
-//! needs only Rust and Python. Each command is one module; [`stage`] runs and times their parts.
+//! Tasks that need more than one cargo call are here, so a new machine needs only Rust and Python.
+//! Each command is one module. [`stage`] runs and times its parts.
 
 mod args;
 mod audit;

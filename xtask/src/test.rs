@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test there is, in one command; `--quick` leaves out what takes long.
+//! `cargo xtask test`: runs every test. `--quick` leaves out slow tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,9 +53,9 @@ fn run_everything() -> Result<()> {
         Stage::new("rust tests", || {
             let test = ["test", "--workspace", "--lib", "--bins", "--tests"];
             let mut command = cargo();
-            // PyTorch brings NVRTC along, with which every CUDA kernel is compiled: no GPU needed.
+            // PyTorch's packages include NVRTC, which compiles every CUDA kernel without a GPU.
             command.env("VIRTUAL_ENV", Environment::new().folder()).env("STORM_REQUIRE_NVRTC", "1");
-            // The same environment has the launchers that start ranks.
+            // The same environment has the launchers of ranks.
             command.env("STORM_REQUIRE_LAUNCHERS", "1");
             run_command(command.args(test))
         }),
@@ -66,7 +66,8 @@ fn run_everything() -> Result<()> {
     ])
 }
 
-/// The tests of pages look for a Chromium themselves, and pass without one: this says so where it is seen.
+/// The tests of pages search for Chromium themselves and pass without it. This stage reports in the
+/// table whether they can run.
 fn find_browser() -> Result<Verdict> {
     match chromium::find() {
         Some(program) => {
@@ -80,8 +81,8 @@ fn find_browser() -> Result<Verdict> {
     }
 }
 
-/// Builds all examples in one go, which costs less than one `cargo run` for each, and runs them.
-/// Builds the binaries too, which the Python comparisons call.
+/// Builds all examples with one command, which is faster than a `cargo run` for each, and runs
+/// them. Also builds the binaries, which the Python comparisons call.
 fn run_examples() -> Result<()> {
     run_command(cargo().args(["build", "--workspace", "--bins", "--examples"]))?;
     for dir in crate_dirs()? {
@@ -140,7 +141,7 @@ mod tests {
         assert!(targets(&dir).unwrap().is_empty());
     }
 
-    /// A slow target that was renamed would silently become a quick one.
+    /// A slow target that is renamed would silently become a quick one.
     #[test]
     fn slow_targets_exist() {
         let mut names = Vec::new();

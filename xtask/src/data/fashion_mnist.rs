@@ -1,4 +1,4 @@
-//! `cargo xtask data fashion-mnist`: the files of Fashion-MNIST from Debian's package.
+//! `cargo xtask data fashion-mnist`: extracts the files of Fashion-MNIST from Debian's package.
 
 use crate::args::Args;
 use crate::data::apt_download;

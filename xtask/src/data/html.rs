@@ -1,13 +1,13 @@
-//! The text of a page of documentation.
+//! Extracts the text of an HTML page.
 
-/// Elements whose content is no text.
+/// Elements whose content is not visible text of the page.
 const SILENT: [&str; 4] = ["script", "style", "head", "nav"];
 
 /// Elements that end a line.
 const BREAKS: [&str; 14] =
     ["p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "dt", "dd"];
 
-/// What a reader of the page sees: without tags, with the common character references replaced.
+/// The visible text of a page: without tags, and with common character references replaced.
 pub(super) fn text(page: &str) -> String {
     let mut text = String::with_capacity(page.len() / 2);
     let mut rest = page;
@@ -32,12 +32,12 @@ pub(super) fn text(page: &str) -> String {
     text
 }
 
-/// What follows a mark; nothing if there is none.
+/// The text after the first `mark`. Empty if there is none.
 fn after<'t>(text: &'t str, mark: &str) -> &'t str {
     text.find(mark).map_or("", |at| &text[at + mark.len()..])
 }
 
-/// `p`, or `/p` for the end of one.
+/// The name of a tag: `p`, or `/p` for an end tag.
 fn tag_name(tag: &str) -> String {
     let inner = tag.trim_start_matches('<');
     let end = inner.find(|c: char| c.is_whitespace() || c == '>').unwrap_or(inner.len());
@@ -67,7 +67,7 @@ fn reference(name: &str) -> Option<char> {
             Some(hexadecimal) => u32::from_str_radix(hexadecimal, 16).ok()?,
             None => number.parse().ok()?,
         };
-        // A space that does not break is a space.
+        // A non-breaking space becomes a plain space.
         return char::from_u32(code).map(|c| if c == '\u{a0}' { ' ' } else { c });
     }
     let known =

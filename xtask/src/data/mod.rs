@@ -1,4 +1,5 @@
-//! `cargo xtask data`: public data for long runs, fetched and rebuilt below `target/`. Nothing of it is committed.
+//! `cargo xtask data`: downloads and rebuilds public data for long runs, below `target/`. None of
+//! it is committed.
 
 mod cifar10;
 mod fashion_mnist;
@@ -20,7 +21,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
     }
 }
 
-/// Downloads a package of Debian into a folder.
+/// Downloads a Debian package into a folder.
 fn apt_download(folder: &Path, package: &str) -> Result<()> {
     run_command(Command::new("apt-get").current_dir(folder).args(["download", package])).context(
         "this command needs Debian's apt and a network; if apt-get reports \"404 Not Found\", its list of packages is \

@@ -1,4 +1,5 @@
-//! `cargo xtask data text`: tens of megabytes of English for long runs, from documentation packages of Debian.
+//! `cargo xtask data text`: makes tens of megabytes of English text for long runs from Debian's
+//! documentation packages.
 
 use crate::args::Args;
 use crate::data::{apt_download, html};
@@ -13,13 +14,14 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A package with text, and which of its files have it.
+/// A package with text, and which of its files contain text.
 struct Source {
     package: &'static str,
-    /// The package is empty and depends on one of a version, whose name begins and ends like this.
+    /// For an empty package that depends on a versioned one: how the name of that one begins and
+    /// ends.
     version: Option<(&'static str, &'static str)>,
     ending: &'static str,
-    /// Part of the path of every file that is wanted.
+    /// Part of the path of every wanted file.
     below: &'static str,
 }
 
@@ -43,19 +45,20 @@ const SOURCES: [Source; 10] = [
     source("rust-doc", ".html", "/html/std/"),
 ];
 
-/// Parts of paths of files that repeat others or are in other languages.
+/// Parts of the paths of files that are in other languages or repeat other files.
 const LEFT_OUT: [&str; 3] = ["/translations/", "/genindex", "/src/"];
 
-/// Shorter documents are mostly headings and links.
+/// The minimum length of a document. Shorter ones are mostly headings and links.
 const DOCUMENT_MIN_BYTES: usize = 1_000;
 
-/// Of a document's bytes, at least so many in a hundred are ASCII: other languages are left out.
+/// The minimum percentage of ASCII in a document's bytes, which leaves out other languages.
 const ASCII_MIN_PERCENT: usize = 97;
 
-/// What long runs need to see less than twice.
+/// Enough text for long runs to read less than twice.
 const ENOUGH_BYTES: usize = 50_000_000;
 
-/// Documents by the hash of their text: each once, and in an order that mixes the packages and never changes.
+/// Documents by the hash of their text. This removes duplicates and gives a fixed order that mixes
+/// the packages.
 type Documents = BTreeMap<[u8; 32], String>;
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -88,7 +91,7 @@ fn bytes(documents: &Documents) -> usize {
     documents.values().map(String::len).sum()
 }
 
-/// The package file, from an earlier call or from the archive.
+/// The package file, from an earlier call or from Debian's archive.
 fn downloaded(source: &Source, packages: &Path) -> Result<PathBuf> {
     let package = match source.version {
         None => source.package.to_owned(),
@@ -117,7 +120,7 @@ fn downloaded(source: &Source, packages: &Path) -> Result<PathBuf> {
     find()?.with_context(|| format!("apt-get did not leave {package} in {}", packages.display()))
 }
 
-/// Unpacks a package, reads its documents, and removes what was unpacked.
+/// Unpacks a package, reads its documents, and removes the unpacked files.
 fn read_package(
     source: &Source,
     package: &Path,
@@ -133,7 +136,7 @@ fn read_package(
     let mut folders = vec![unpacked.to_owned()];
     while let Some(folder) = folders.pop() {
         for path in entries(&folder)? {
-            // Links lead to files that are read anyway, or out of the package.
+            // Skip links. They lead to files that are read anyway, or out of the package.
             let kind = fs::symlink_metadata(&path)?.file_type();
             if kind.is_dir() {
                 folders.push(path);
@@ -164,7 +167,8 @@ fn add(source: &Source, raw: &[u8], documents: &mut Documents) {
     }
 }
 
-/// Without spaces at the ends of lines, and with one empty line at most between others.
+/// Removes spaces at the ends of lines, empty lines at the start, and all but one of several empty
+/// lines in a row.
 fn tidied(text: &str) -> String {
     let mut tidy = String::with_capacity(text.len());
     let mut empty = true;

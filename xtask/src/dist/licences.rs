@@ -1,4 +1,4 @@
-//! Licences of everything that is linked into what is handed out.
+//! Licenses of everything that is linked into the release files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::process::{cargo, output};
 use crate::workspace::{entries, name};
 
-/// What is handed out.
+/// The packages that are released.
 const PACKAGES: [&str; 2] = ["storm-cli", "storm-py"];
 
-/// A dependency and where its sources are.
+/// A dependency and the folder of its sources.
 struct Dependency {
     name: String,
     version: String,
@@ -22,7 +22,7 @@ struct Dependency {
     dir: PathBuf,
 }
 
-/// One text with the name, the version, the licence and the licence texts of every dependency.
+/// One text with the name, the version, the license and the license texts of every dependency.
 pub(super) fn text() -> Result<String> {
     let mut metadata = cargo();
     metadata.args(["metadata", "--format-version=1", "--locked"]);
@@ -31,7 +31,7 @@ pub(super) fn text() -> Result<String> {
         serde_json::from_str(&output(&mut metadata)?).context("cargo metadata")?;
     let dependencies = dependencies(&metadata)?;
     let mut text = String::from("Third-party code in STORM, and its licences\n");
-    // Many crates ship the same text: it appears once, with the crates that it belongs to.
+    // Many crates ship the same text. It appears once, with the names of these crates.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for Dependency { name, version, licence, dir } in &dependencies {
         writeln!(text, "  {name} {version}: {licence}")?;
@@ -47,7 +47,7 @@ pub(super) fn text() -> Result<String> {
     Ok(text)
 }
 
-/// Third-party packages that the packages link, by name.
+/// Third-party packages that are linked into the released packages, sorted by name.
 fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -68,7 +68,7 @@ fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
             continue;
         }
         for dependency in list(&nodes[&id]["deps"]) {
-            // Those of tests and build scripts are not linked.
+            // Dependencies of tests and build scripts are not linked.
             let links = list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
             if links {
                 open.push(text(&dependency["pkg"]));
@@ -77,7 +77,7 @@ fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
     }
     let mut found = Vec::new();
     for package in seen.iter().map(|id| &packages[id]) {
-        // Packages of this repository have no source.
+        // Packages of this repository have no `source`.
         if package["source"].is_null() {
             continue;
         }
@@ -93,7 +93,7 @@ fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
     Ok(found)
 }
 
-/// The licence texts that a package ships.
+/// The license files that a package ships.
 fn licence_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let is_text = |path: &PathBuf| {
         let upper = name(path).to_uppercase();

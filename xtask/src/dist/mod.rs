@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what people install, in `target/dist`.
+//! `cargo xtask dist`: builds the release files in `target/dist`.
 
 mod licences;
 
@@ -15,7 +15,7 @@ use crate::process::{cargo, output, run as run_command};
 use crate::python::Environment;
 use crate::workspace::{entries, name, release_dir, root, target_dir};
 
-/// Shells, and what their script of completions is called.
+/// Shells, and the names of their completion scripts.
 const COMPLETIONS: [(&str, &str); 3] =
     [("bash", "storm.bash"), ("zsh", "_storm"), ("fish", "storm.fish")];
 
@@ -58,7 +58,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Installs the wheel into a new environment: it has to give the same command.
+/// Installs the wheel into a new environment and checks that its command is the one that was built.
 fn check_wheel(python: &Environment, wheel: &Path, binary: &Path) -> Result<()> {
     let environment = target_dir().join("dist-check");
     run_command(python.python().args(["-m", "venv", "--clear"]).arg(&environment))?;
@@ -77,7 +77,7 @@ fn check_wheel(python: &Environment, wheel: &Path, binary: &Path) -> Result<()> 
     fs::remove_dir_all(&environment).context("removing the environment of the check")
 }
 
-/// A line for each file, as `sha256sum --check` takes it.
+/// A line for each file, in the format of `sha256sum --check`.
 fn check_sums(dist: &Path) -> Result<String> {
     let mut files: Vec<PathBuf> = Vec::new();
     let mut folders = vec![dist.to_path_buf()];
