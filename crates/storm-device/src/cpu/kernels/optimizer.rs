@@ -220,14 +220,14 @@ simd_dispatch! {
         }
     }
 
-    /// The sums of a block before it is updated, in the order of a CUDA block. First moments are
-    /// limited to `bound` times the root of their second moments.
-    fn observed_sums[P: Stored, G: Element, M: Stored](
-        factors: Factors, bound: f32, p: &[P], g: &[G], m: &[M], v: &[M],
+    /// Updates a block, rounding to nearest, and returns its sums, added in the order of a CUDA
+    /// block. First moments are limited to `bound` times the root of their second moments.
+    fn observed_update[P: Stored, G: Element, M: Stored](
+        factors: Factors, bound: f32, p: &mut [P], g: &[G], m: &mut [M], v: &mut [M],
     ) -> [f32; OBSERVED_SUMS] {
         let mut warps = [[0.0; WARP]; OBSERVED_SUMS];
-        let moments = m.chunks(WARP_ELEMENTS).zip(v.chunks(WARP_ELEMENTS));
-        let all = p.chunks(WARP_ELEMENTS).zip(g.chunks(WARP_ELEMENTS)).zip(moments);
+        let moments = m.chunks_mut(WARP_ELEMENTS).zip(v.chunks_mut(WARP_ELEMENTS));
+        let all = p.chunks_mut(WARP_ELEMENTS).zip(g.chunks(WARP_ELEMENTS)).zip(moments);
         for (warp, ((p, g), (m, v))) in all.enumerate() {
             // Missing elements count as zeros.
             let mut terms = [[0.0; WARP_ELEMENTS]; OBSERVED_SUMS];
@@ -238,11 +238,15 @@ simd_dispatch! {
                 let before = factors.change(within(first, bound * root), root);
                 let (first, second) = factors.moments(g[i].to_f32(), first, second);
                 let root = second.sqrt();
-                let change = factors.change(within(first, bound * root), root);
+                let first = within(first, bound * root);
+                let change = factors.change(first, root);
                 squares[i] = change * change;
                 products[i] = change * before;
                 earlier[i] = before * before;
                 weights[i] = value * value;
+                p[i] = P::from_f32(value * factors.keep - change);
+                m[i] = M::from_f32(first);
+                v[i] = M::from_f32(second);
             }
             for (sums, terms) in warps.iter_mut().zip(&terms) {
                 sums[warp] = warp_sum(terms);
@@ -252,20 +256,82 @@ simd_dispatch! {
     }
 }
 
-/// Writes the sums over the blocks of a chunk before it is updated, see [`OBSERVED_SUMS`].
+/// Updates a chunk, rounding to nearest, and writes the sums over its blocks, see
+/// [`OBSERVED_SUMS`]. One pass: most of the time of either goes into roots and divisions, half of
+/// which they share.
+fn update_and_observe<P: Stored, G: Element, M: Stored>(
+    factors: Factors,
+    p: &mut [P],
+    g: &[G],
+    m: &mut [M],
+    v: &mut [M],
+    observed: &mut [i32],
+) {
+    let moments = m.chunks_mut(OBSERVED_BLOCK).zip(v.chunks_mut(OBSERVED_BLOCK));
+    let blocks = p.chunks_mut(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
+    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
+        write_sums(observed_update(factors, f32::INFINITY, p, g, m, v), sums);
+    }
+}
+
+/// Writes the sums over the blocks of a chunk before it is updated with other rounding. They do not
+/// depend on the rounding of the results.
 fn observe<P: Stored, G: Element, M: Stored>(
     factors: Factors,
-    bound: f32,
     (p, g, m, v): (&[P], &[G], &[M], &[M]),
     observed: &mut [i32],
 ) {
-    for (block, sums) in observed.chunks_exact_mut(OBSERVED_SUMS).enumerate() {
-        let first = block * OBSERVED_BLOCK;
-        let range = first..(first + OBSERVED_BLOCK).min(p.len());
-        let (p, g) = (&p[range.clone()], &g[range.clone()]);
-        let found = observed_sums(factors, bound, p, g, &m[range.clone()], &v[range]);
-        for (sum, found) in sums.iter_mut().zip(found) {
-            *sum = found.to_bits().cast_signed();
+    let mut copies = [[0.0; OBSERVED_BLOCK]; 3];
+    let moments = m.chunks(OBSERVED_BLOCK).zip(v.chunks(OBSERVED_BLOCK));
+    let blocks = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
+    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
+        let [value, first, second] = copies.each_mut().map(|copy| &mut copy[..p.len()]);
+        widen(p, value);
+        widen(m, first);
+        widen(v, second);
+        write_sums(observed_update(factors, f32::INFINITY, value, g, first, second), sums);
+    }
+}
+
+/// [`observe`] with moments in 8 bits.
+fn observe_int8<P: Stored, G: Element>(
+    factors: Factors,
+    bound: f32,
+    (p, g, m, v): (&[P], &[G], &[u8], &[u8]),
+    observed: &mut [i32],
+) {
+    const BLOCK_BYTES: usize = OBSERVED_BLOCK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
+    let mut copies = [[0.0; OBSERVED_BLOCK]; 3];
+    let moments = m.chunks(BLOCK_BYTES).zip(v.chunks(BLOCK_BYTES));
+    let blocks = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
+    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
+        let [value, first, second] = &mut copies;
+        widen(p, value);
+        decode(m, decode_first_moment, first);
+        decode(v, decode_second_moment, second);
+        let [value, first, second] = copies.each_mut().map(|copy| &mut copy[..p.len()]);
+        write_sums(observed_update(factors, bound, value, g, first, second), sums);
+    }
+}
+
+fn write_sums(found: [f32; OBSERVED_SUMS], sums: &mut [i32]) {
+    for (sum, found) in sums.iter_mut().zip(found) {
+        *sum = found.to_bits().cast_signed();
+    }
+}
+
+fn widen<E: Element>(values: &[E], wide: &mut [f32]) {
+    for (wide, value) in wide.iter_mut().zip(values) {
+        *wide = value.to_f32();
+    }
+}
+
+fn decode(moments: &[u8], value_of: fn(u8, f32) -> f32, values: &mut [f32]) {
+    let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
+    for (group, values) in groups.zip(values.chunks_exact_mut(MOMENT_GROUP)) {
+        let scale = moment_scale(group);
+        for (value, &code) in values.iter_mut().zip(group) {
+            *value = value_of(code, scale);
         }
     }
 }
@@ -359,24 +425,34 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
         .enumerate();
     match master {
         None => chunks.for_each(|(task, (((p, g), m), v))| {
-            if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
-                observe(factors, f32::INFINITY, (&*p, g, &*m, &*v), sums);
-            }
-            if nearest {
-                adamw_nearest(factors, p, g, m, v);
-            } else {
-                adamw_general(factors, storage, task * CHUNK, p, None, g, [m, v]);
+            let sums = observed_chunk(observed.as_ref(), task, p.len());
+            match (sums, nearest) {
+                (Some(sums), true) => update_and_observe(factors, p, g, m, v, sums),
+                (None, true) => adamw_nearest(factors, p, g, m, v),
+                (sums, false) => {
+                    if let Some(sums) = sums {
+                        observe(factors, (&*p, g, &*m, &*v), sums);
+                    }
+                    adamw_general(factors, storage, task * CHUNK, p, None, g, [m, v]);
+                }
             }
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
             |((task, (((p, g), m), v)), master)| {
-                if let Some(sums) = observed_chunk(observed.as_ref(), task, p.len()) {
-                    observe(factors, f32::INFINITY, (&*master, g, &*m, &*v), sums);
-                }
-                if nearest {
-                    adamw_master(factors, p, master, g, m, v);
-                } else {
-                    adamw_general(factors, storage, task * CHUNK, p, Some(master), g, [m, v]);
+                let sums = observed_chunk(observed.as_ref(), task, p.len());
+                match (sums, nearest) {
+                    (Some(sums), true) => {
+                        update_and_observe(factors, master, g, m, v, sums);
+                        p.iter_mut().zip(&*master).for_each(|(p, &value)| *p = P::from_f32(value));
+                    }
+                    (None, true) => adamw_master(factors, p, master, g, m, v),
+                    (sums, false) => {
+                        if let Some(sums) = sums {
+                            observe(factors, (&*master, g, &*m, &*v), sums);
+                        }
+                        let start = task * CHUNK;
+                        adamw_general(factors, storage, start, p, Some(master), g, [m, v]);
+                    }
                 }
             },
         ),
@@ -419,34 +495,6 @@ pub fn adamw_int8<P: Stored, G: Element>(
                 int8_chunk(factors, bound, storage, task * CHUNK, tensors);
             },
         ),
-    }
-}
-
-/// [`observe`] with moments in 8 bits, which are decoded a block at a time.
-fn observe_int8<P: Stored, G: Element>(
-    factors: Factors,
-    bound: f32,
-    (p, g, m, v): (&[P], &[G], &[u8], &[u8]),
-    observed: &mut [i32],
-) {
-    const BLOCK_BYTES: usize = OBSERVED_BLOCK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
-    let (mut first, mut second) = ([0.0; OBSERVED_BLOCK], [0.0; OBSERVED_BLOCK]);
-    let moments = m.chunks(BLOCK_BYTES).zip(v.chunks(BLOCK_BYTES));
-    let tensors = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
-    for (((p, g), (m, v)), sums) in tensors.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
-        decode(m, decode_first_moment, &mut first);
-        decode(v, decode_second_moment, &mut second);
-        observe(factors, bound, (p, g, &first[..p.len()], &second[..p.len()]), sums);
-    }
-}
-
-fn decode(moments: &[u8], value_of: fn(u8, f32) -> f32, values: &mut [f32]) {
-    let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
-    for (group, values) in groups.zip(values.chunks_exact_mut(MOMENT_GROUP)) {
-        let scale = moment_scale(group);
-        for (value, &code) in values.iter_mut().zip(group) {
-            *value = value_of(code, scale);
-        }
     }
 }
 
