@@ -14,6 +14,9 @@ const COLOURS: [RGBColor; 6] = [
 ];
 const GREY: RGBColor = RGBColor(110, 110, 110);
 
+/// Pixels for the names of methods.
+const LEGEND_WIDTH: i32 = 140;
+
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// The curve against the cost in steps, and the methods as points.
@@ -35,12 +38,13 @@ fn draw_curve(svg: &mut String, plain: &[(f64, f64)], methods: &[(&str, &Compari
     let margin = (0.08 * (l1 - l0)).max(1e-4);
     let root = SVGBackend::with_string(svg, (720, 420)).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let (plot, legend) = root.split_horizontally(720 - LEGEND_WIDTH);
+    let mut chart = ChartBuilder::on(&plot)
         .caption("test loss over cost, means of all seeds", ("sans-serif", 16))
         .margin(14)
         .x_label_area_size(36)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.95 * c0..1.15 * c1, l0 - margin..l1 + margin)?;
+        .build_cartesian_2d(0.95 * c0..1.05 * c1, l0 - margin..l1 + margin)?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
@@ -51,27 +55,24 @@ fn draw_curve(svg: &mut String, plain: &[(f64, f64)], methods: &[(&str, &Compari
         .label_style(("sans-serif", 13))
         .draw()?;
     let line = LineSeries::new(plain.iter().copied(), GREY.stroke_width(2)).point_size(3);
-    chart
-        .draw_series(line)?
-        .label("plain training")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], GREY.stroke_width(2)));
+    chart.draw_series(line)?;
+    // The legend is beside the plot, where it hides no point.
+    let row = |number: usize| 44 + 20 * number as i32;
+    let label = |name: &str, y| Text::new(name.to_owned(), (26, y - 7), ("sans-serif", 13));
+    legend.draw(&PathElement::new([(0, row(0)), (18, row(0))], GREY.stroke_width(2)))?;
+    legend.draw(&label("plain training", row(0)))?;
     for (number, (name, cost, loss)) in points.into_iter().enumerate() {
-        let colour = COLOURS[number % COLOURS.len()];
-        let is_late = number >= COLOURS.len();
-        let at = (cost, loss);
-        let series = match is_late {
-            false => chart.draw_series([Circle::new(at, 5, colour.filled())])?,
-            true => chart.draw_series([TriangleMarker::new(at, 6, colour.filled())])?,
-        };
-        series.label(name).legend(move |(x, y)| Circle::new((x + 9, y), 4, colour.filled()));
+        let colour = COLOURS[number % COLOURS.len()].filled();
+        let y = row(number + 1);
+        if number < COLOURS.len() {
+            chart.draw_series([Circle::new((cost, loss), 5, colour)])?;
+            legend.draw(&Circle::new((9, y), 5, colour))?;
+        } else {
+            chart.draw_series([TriangleMarker::new((cost, loss), 6, colour)])?;
+            legend.draw(&TriangleMarker::new((9, y), 6, colour))?;
+        }
+        legend.draw(&label(name, y))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .border_style(RGBColor(200, 200, 200))
-        .background_style(WHITE.mix(0.85))
-        .label_font(("sans-serif", 12))
-        .draw()?;
     root.present()?;
     Ok(())
 }
@@ -137,9 +138,16 @@ mod tests {
         let pairs = [Pair { plain: plain.iter().collect(), method: &run }];
         let found = Comparison::new(&pairs).expect("a seed");
         let methods = [("one", &found), ("two", &found)];
-        let svg = curve(&[(100.0, 3.0), (200.0, 2.5)], &methods).expect("it draws");
+        let plain = [(100.0, 3.0), (200.0, 2.5)];
+        let marks = |methods: &[(&str, &Comparison)]| {
+            let svg = curve(&plain, methods).expect("it draws");
+            ["<circle", "<polygon"].map(|mark| svg.matches(mark).count())
+        };
         // Two runs, two methods, and the methods in the legend.
-        assert_eq!(svg.matches("<circle").count(), 6, "{svg}");
+        assert_eq!(marks(&methods), [6, 0]);
+        // Methods beyond the number of colours are triangles, in the plot and in the legend.
+        let many: Vec<_> = (0..COLOURS.len() + 2).map(|_| methods[0]).collect();
+        assert_eq!(marks(&many), [2 + 2 * COLOURS.len(), 4]);
         let svg = ratios(&methods).expect("it draws");
         assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
         assert!(svg.contains("one") && svg.contains("two"), "{svg}");
