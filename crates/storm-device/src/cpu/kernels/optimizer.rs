@@ -231,8 +231,12 @@ simd_dispatch! {
         for (warp, ((p, g), (m, v))) in all.enumerate() {
             // Missing elements count as zeros.
             let mut terms = [[0.0; WARP_ELEMENTS]; OBSERVED_SUMS];
-            let [squares, products, earlier, weights] = &mut terms;
-            for i in 0..p.len() {
+            let count = p.len();
+            // Slices of one length need no checks, without which the loop becomes vector code.
+            let (g, m, v) = (&g[..count], &mut m[..count], &mut v[..count]);
+            let [squares, products, earlier, weights] =
+                terms.each_mut().map(|terms| &mut terms[..count]);
+            for i in 0..count {
                 let (value, first, second) = (p[i].to_f32(), m[i].to_f32(), v[i].to_f32());
                 let root = second.sqrt();
                 let before = factors.change(within(first, bound * root), root);
