@@ -19,6 +19,7 @@
 //! # Ok::<(), storm_graph::GraphError>(())
 //! ```
 
+mod attention_sums;
 mod attributes;
 mod augment;
 mod autodiff;
@@ -45,6 +46,7 @@ mod tensor;
 mod window;
 pub mod work;
 
+pub use attention_sums::AttentionSums;
 pub use attributes::{
     Accuracy, ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts,
     HeadLayout, IGNORE_INDEX, KlBalance, Mask, MomentumDirection, NormActivation, NormKind,

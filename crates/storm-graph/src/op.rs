@@ -316,7 +316,7 @@ define_ops! {
     /// T, Q·D) and the log-sum-exp (B, Q, T) f32.
     Attention [Attention, Product] { qkv: One, segments: Maybe; heads: HeadLayout, mask: Mask, scale: f32 }
     /// Backward of [`Op::Attention`]. Yields d_qkv, and `Σ dy·y` per query (B, Q, T) f32 as
-    /// scratch.
+    /// scratch. Where a GPU gains by them, also [`AttentionSums`](crate::AttentionSums) as scratch.
     AttentionGrad [Attention, Product] {
         dy: One, qkv: One, y: One, log_sum_exp: One, segments: Maybe;
         heads: HeadLayout, mask: Mask, scale: f32

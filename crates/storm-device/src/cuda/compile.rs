@@ -25,6 +25,7 @@ const HEADERS: &[KernelSource] = &[
     header("common.cuh", include_str!("kernels/common.cuh")),
     header("activations.cuh", include_str!("kernels/activations.cuh")),
     header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
+    header("attention_hopper.cuh", include_str!("kernels/attention_hopper.cuh")),
     header("channels.cuh", include_str!("kernels/channels.cuh")),
     header("convolution_tiles.cuh", include_str!("kernels/convolution_tiles.cuh")),
     header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),

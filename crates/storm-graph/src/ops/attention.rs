@@ -3,7 +3,9 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{CacheParts, DType, GraphError, HeadLayout, Mask, Op, Shape, Tensor, TensorId};
+use crate::{
+    AttentionSums, CacheParts, DType, GraphError, HeadLayout, Mask, Op, Shape, Tensor, TensorId,
+};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -52,10 +54,18 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::shape("log_sum_exp", log_sum_exp, &per_query(qkv, heads))?;
             let rows = qkv.shape.row_shape();
             rules::maybe("segments", segments.as_ref(), &rows, DType::I32)?;
-            Ok(vec![
+            let mut outputs = vec![
                 Output::activation("", qkv.shape.clone(), qkv.dtype),
                 Output::scratch("delta", per_query(qkv, heads), DType::F32),
-            ])
+            ];
+            let (batch, seq) = (rows.axes()[0], rows.axes()[1]);
+            let sums = AttentionSums::of(qkv.dtype, batch, seq, heads, *mask, segments.is_some());
+            outputs.extend(
+                sums.map(|sums| {
+                    Output::scratch("sums", Shape::from([sums.elements()]), DType::F32)
+                }),
+            );
+            Ok(outputs)
         }
         Op::CachedAttention { qkv, cache, positions, heads, mask, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_exec::ExecError;
-use storm_graph::{DType, Family, Op, TensorId};
+use storm_graph::{DType, Family, Node, Op, TensorId};
 use storm_plan::ALIGNMENT;
 
 /// Results for one op at one dtype.
@@ -74,10 +74,14 @@ pub fn verify_ops<D: Device>(
     Ok(reports.into_values().collect())
 }
 
-/// Attention has a line of its own for each head size with kernels on tensor cores.
-fn attention_line(op: &Op<TensorId>) -> Option<&'static str> {
+/// Attention has a line of its own for each head size with kernels on tensor cores, and for the
+/// gradients that have sums in memory.
+fn attention_line(node: &Node) -> Option<&'static str> {
     let of = |dim: usize| ATTENTION_LINES.into_iter().find(|line| line.0 == dim);
-    match op {
+    match &node.op {
+        Op::AttentionGrad { heads, .. } if node.outputs.len() > 2 => {
+            SUMS_LINES.into_iter().find(|line| line.0 == heads.head_dim).map(|line| line.1)
+        }
         Op::Attention { heads, .. } => of(heads.head_dim).map(|(_, forward, _)| forward),
         Op::AttentionGrad { heads, .. } => of(heads.head_dim).map(|(_, _, backward)| backward),
         _ => None,
@@ -91,6 +95,9 @@ const ATTENTION_LINES: [(usize, &str, &str); 5] = [
     (192, "Attention192", "AttentionGrad192"),
     (256, "Attention256", "AttentionGrad256"),
 ];
+
+/// Those with [`AttentionSums`](storm_graph::AttentionSums).
+const SUMS_LINES: [(usize, &str); 2] = [(64, "AttentionGradSums64"), (128, "AttentionGradSums128")];
 
 struct Pair<D> {
     cpu: CpuDevice,
@@ -137,7 +144,7 @@ impl<D: Device> Pair<D> {
                 node.outputs.iter().copied().filter(|&id| case.lasts(id)).collect();
             let first = case.snapshot(&self.other, &lasting)?;
 
-            let op = match attention_line(&node.op) {
+            let op = match attention_line(node) {
                 Some(line) => line,
                 None => node.op.clone().map(|_, id| case.graph.tensor(id)).timed_as(),
             };
@@ -265,6 +272,9 @@ mod tests {
         }
         for (_, forward, backward) in ATTENTION_LINES {
             assert!(ops.contains(forward) && ops.contains(backward), "{forward} is not verified");
+        }
+        for (_, line) in SUMS_LINES {
+            assert!(ops.contains(line), "{line} is not verified");
         }
     }
 }

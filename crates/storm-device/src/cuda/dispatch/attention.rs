@@ -7,11 +7,16 @@ use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::{KernelChoice, Planner};
 use crate::placed::View;
-use storm_graph::{DType, HeadLayout, Mask, Op};
+use storm_graph::{AttentionSums, DType, HeadLayout, Mask, Op};
 
 const HOPPER: KernelSource = KernelSource {
     name: "attention_hopper.cu",
     text: include_str!("../kernels/attention_hopper.cu"),
+    only_for: Some("sm_90a"),
+};
+const HOPPER_GRAD: KernelSource = KernelSource {
+    name: "attention_hopper_grad.cu",
+    text: include_str!("../kernels/attention_hopper_grad.cu"),
     only_for: Some("sm_90a"),
 };
 const TENSOR_CORES: KernelSource = KernelSource {
@@ -38,6 +43,7 @@ const HOPPER_THREADS: u32 = 384;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     let mut kernels = Vec::new();
+    kernels.extend(HOPPER_DIMS.map(|dim| (HOPPER_GRAD, head_definition(dim))));
     for dim in TENSOR_CORE_DIMS {
         for sight in [Sight::All, Sight::Before, Sight::Window(1)] {
             for segments in [false, true] {
@@ -118,12 +124,14 @@ fn tensor_core_definitions(dim: usize, sight: Sight, segments: bool) -> Definiti
     definitions
 }
 
+fn head_definition(dim: usize) -> Definitions {
+    vec![("HEAD_DIM", dim.to_string())]
+}
+
 fn hopper_definitions(dim: usize, sight: Sight, segments: bool) -> Definitions {
-    let mut definitions = vec![
-        ("HEAD_DIM", dim.to_string()),
-        ("CAUSAL", u8::from(sight != Sight::All).to_string()),
-        ("SEGMENTS", u8::from(segments).to_string()),
-    ];
+    let mut definitions = head_definition(dim);
+    definitions.push(("CAUSAL", u8::from(sight != Sight::All).to_string()));
+    definitions.push(("SEGMENTS", u8::from(segments).to_string()));
     if let Sight::Window(_) = sight {
         definitions.push(("WINDOW", "1".to_owned()));
     }
@@ -212,6 +220,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::AttentionGrad { dy, y, log_sum_exp, .. } => {
             attention.delta(planner, dy, y)?;
+            if let Some(sums) = attention.sums(planner) {
+                return attention.backward_in_one(planner, sums, dy, log_sum_exp, qkv);
+            }
             let arguments = vec![
                 planner.pointer(dy),
                 planner.pointer(qkv),
@@ -357,6 +368,58 @@ impl Attention<'_> {
         };
         let grid = grid(planner, blocks, 1)?;
         planner.launch(choice, grid, 256, arguments)
+    }
+
+    /// The sums of the kernel that computes the whole gradient, if it runs.
+    fn sums(&self, planner: &Planner<'_>) -> Option<AttentionSums> {
+        if self.kind != Kind::Hopper {
+            return None;
+        }
+        let mask = match self.sight {
+            Sight::All => Mask::Full,
+            Sight::Before => Mask::Causal,
+            Sight::Window(window) => Mask::Sliding { window },
+        };
+        let segments = self.segments.is_some();
+        let sums =
+            AttentionSums::of(DType::BF16, self.batch, self.seq, self.heads, mask, segments)?;
+        (sums.items <= planner.card().multiprocessors).then_some(sums)
+    }
+
+    /// Computes the gradient in one kernel, behind another that clears its counters.
+    fn backward_in_one(
+        &self,
+        planner: &mut Planner<'_>,
+        sums: AttentionSums,
+        dy: &View,
+        log_sum_exp: &View,
+        qkv: &View,
+    ) -> Result<(), DeviceError> {
+        let choice = |name, shared_bytes| KernelChoice {
+            source: HOPPER_GRAD,
+            name,
+            definitions: head_definition(self.heads.head_dim),
+            shared_bytes,
+        };
+        let memory = &planner.node.outputs[2];
+        let totals = planner.pointer_to(memory, sums.sums_at());
+        let clear = vec![planner.output(2), small(sums.counters)];
+        let blocks = grid(planner, sums.counters.div_ceil(256), 1)?;
+        planner.launch(choice("attention_hopper_grad_begin", 0), blocks, 256, clear)?;
+        let arguments = vec![
+            planner.pointer(dy),
+            planner.pointer(qkv),
+            planner.pointer(log_sum_exp),
+            planner.output(1),
+            planner.output(0),
+            planner.output(2),
+            totals,
+            small(sums.ring),
+        ];
+        let shared_bytes = if self.heads.head_dim == 128 { 230_528 } else { 231_552 };
+        let choice = choice("attention_hopper_grad", shared_bytes);
+        let blocks = self.batch * self.heads.key_value_heads * sums.items;
+        self.launch(planner, choice, (blocks, 1), HOPPER_THREADS, arguments)
     }
 
     fn backward(

@@ -40,10 +40,11 @@ template <int N> __device__ __forceinline__ void arrived(float (&x)[N]) {
 // Makes tiles that ordinary instructions have written visible to products, which read past the ordinary path.
 __device__ __forceinline__ void tiles_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// Four functions for each n. `product`: c (64 × n) = a · b. `product_add`: c += a · b. Here a (64 × 16)
-// and b (n × 16) lie in tiles, (row, k); or a is in registers and b stored (k, n). `product_add_turned` has both
-// stored (k, row). The first does not read c: the compiler must see that, or it gives up running products side by side. Operands in
-// registers must be made anew in every round of a loop: ptxas 13.0 overwrites those it should keep.
+// Five functions for each n. `product`: c (64 × n) = a · b. `product_add`: c += a · b. Here a (64 × 16)
+// and b (n × 16) lie in tiles, (row, k); or a is in registers and b stored (k, n). `product_turned` and
+// `product_add_turned` have both stored (k, row). Those that do not add do not read c: the compiler must see
+// that, or it gives up running products side by side. Operands in registers must be made anew in every round of a
+// loop: ptxas 13.0 overwrites those it should keep.
 #define PRODUCTS(COUNT, N, A_1, A_4)                                                                                   \
     [[maybe_unused]] __device__ __forceinline__ void product(float (&c)[COUNT], unsigned long long a,                  \
                                                              unsigned long long b) {                                   \
@@ -64,6 +65,13 @@ __device__ __forceinline__ void tiles_fence() { asm volatile("fence.proxy.async.
                      "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, 1;\n}\n"                                   \
                      : FLOATS_##COUNT("+f", c)                                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    }                                                                                                                  \
+    [[maybe_unused]] __device__ __forceinline__ void product_turned(float (&c)[COUNT], unsigned long long a,           \
+                                                                    unsigned long long b) {                            \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_1 ", p, 1, 1, 1, 1;\n}\n"                               \
+                     : FLOATS_##COUNT("=f", c)                                                                         \
+                     : "l"(a), "l"(b));                                                                                \
     }                                                                                                                  \
     [[maybe_unused]] __device__ __forceinline__ void product_add_turned(float (&c)[COUNT], unsigned long long a,       \
                                                                         unsigned long long b) {                        \
