@@ -67,6 +67,21 @@ fn runs_are_made_once_and_compared() {
     assert!(document.contains("`lookahead`") && !document.contains("old"), "{document}");
     assert!(document.starts_with("before\n") && document.ends_with("after\n"), "{document}");
 
+    // A table that is not full says what is missing.
+    let without = |part: &str| -> String {
+        text.lines().filter(|line| !line.contains(part)).map(|line| format!("{line}\n")).collect()
+    };
+    fs::write(&records, without("rssm")).expect("a file");
+    let partly = ["--seeds", "2", "--rates", "1", "--methods", "null,rssm", "--within", "0"];
+    let partly = bench(&place, &partly);
+    let [table, errors] =
+        [&partly.stdout, &partly.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(table.contains("| plain training, tuned (1 of 2 seeds) |"), "{table}");
+    assert!(table.contains("no jump, all costs (1 of 2 seeds) |"), "{table}");
+    assert!(table.contains("a learned model chooses | not run yet |"), "{table}");
+    assert!(errors.contains("8 runs are left, which will take about "), "{errors}");
+    fs::write(&records, &text).expect("a file");
+
     // A control with another loss is an error.
     let line = text.lines().find(|line| line.contains("direction=\\\"none\\\"")).expect("null");
     let loss = line.split("\"test_loss\":").nth(1).and_then(|rest| rest.split(',').next());
