@@ -47,6 +47,8 @@ fn runs_are_made_once_and_compared() {
     assert!(lookahead["distance_min"].as_f64().expect("a number") > 0.0, "{lookahead}");
     assert_ne!(lookahead["test_loss"], null["test_loss"]);
     assert!(rssm["brier"].is_f64(), "{rssm}");
+    assert!(rssm["cost"].as_f64().expect("it was measured") > 0.0, "{rssm}");
+    assert!(null["cost"].is_null(), "{null}");
     let records = place.path().join("r/finished.jsonl");
     let text = fs::read_to_string(&records).expect("a file");
     assert_eq!(text.lines().count(), 1 + 5 + 3);

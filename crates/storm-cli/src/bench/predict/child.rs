@@ -1,6 +1,8 @@
 //! One run: a separate `storm train` process, which also tests on rows that nothing else reads.
 
 use super::records::Finished;
+use crate::predict::PredictArg;
+use crate::train;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::io::Read;
@@ -79,6 +81,8 @@ impl<'a> Runner<'a> {
                 job.steps
             );
         };
+        let recorded = train::settings_of(&folder.join("config.toml"))?;
+        let cost = recorded.predict.as_ref().and_then(PredictArg::cost_steps);
         delete(&folder)?;
         Ok(Finished {
             config: config.to_owned(),
@@ -95,6 +99,7 @@ impl<'a> Runner<'a> {
             undone: totals.undone,
             distance_min: totals.distance_min,
             brier: totals.brier(),
+            cost,
             whole_seconds: Some(begun.elapsed().as_secs_f64()),
         })
     }

@@ -37,6 +37,10 @@ pub(super) struct Finished {
     /// the outcome.
     #[serde(default)]
     pub(super) brier: Option<f64>,
+    /// Cost of a prediction in steps, as that controller measured it. A run with this number in its config makes the
+    /// same choices.
+    #[serde(default)]
+    pub(super) cost: Option<f64>,
     /// Time of the whole process, with what `seconds` leaves out.
     #[serde(default)]
     pub(super) whole_seconds: Option<f64>,
@@ -130,6 +134,7 @@ pub(super) mod tests {
             undone: 0,
             distance_min: None,
             brier: None,
+            cost: None,
             whole_seconds: Some(steps as f64 * 0.02),
         }
     }

@@ -150,6 +150,7 @@ pub(super) fn object(line: &Line<'_>) -> Option<Value> {
         "undone": found.undone,
         "distance_min": found.distance_min,
         "brier": found.brier,
+        "cost": found.cost,
     }))
 }
 
