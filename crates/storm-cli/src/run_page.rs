@@ -63,6 +63,9 @@ fn rows(
     }
     row("best held-out loss", history.best_loss().map(|loss| format!("{loss:.4}")));
     row("best held-out accuracy", history.best_accuracy().map(percent));
+    let test = history.test();
+    row("test loss", test.map(|test| format!("{:.4}", test.loss)));
+    row("test accuracy", test.and_then(|test| test.accuracy).map(percent));
     row("duration", Some(time(history)));
     row("speed", speed(history));
     row("step", step_shape(settings, unit(history)));

@@ -202,6 +202,18 @@ impl Sink for Progress {
                 }
                 self.object(object);
             }
+            Event::Tested { step, loss, accuracy, seconds } => {
+                let found = accuracy
+                    .map_or(String::new(), |share| format!(", accuracy {:.2} %", 100.0 * share));
+                self.line(&format!("step {step}: test loss {loss:.4}{found}"));
+                let mut object = json!({
+                    "event": "tested", "step": step, "loss": loss, "seconds": seconds,
+                });
+                if let Some(accuracy) = accuracy {
+                    object["accuracy"] = json!(accuracy);
+                }
+                self.object(object);
+            }
             Event::Viewed { step, guesses, seconds } => {
                 self.object(json!({
                     "event": "viewed", "step": step, "guesses": guesses, "seconds": seconds,

@@ -7,7 +7,7 @@ use super::forecast::Forecast;
 use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
-use super::setup::Setup;
+use super::setup::{Setup, TestRows};
 use super::values::OptimizerArg;
 use super::{disk_failure, launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
@@ -76,7 +76,12 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             vec![&mut history, &mut metrics, &mut events, &mut progress];
         let mut recorder = Recorder::new(&mut measure, sinks);
         let finished = run.train(&stop, &mut recorder)?;
-        let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
+        let StopReason::MemoryShort(alarm) = finished.reason else {
+            if finished.reason != StopReason::Requested {
+                test(setup, &mut run, &mut recorder)?;
+            }
+            break finished;
+        };
         let (trainer, on_alarm) = launch::within_less(setup, run.into_trainer(), alarm)?;
         run = begin(setup, trainer, on_alarm)?;
         run.resume(&mut recorder)?.context("the checkpoint that was just saved is gone")?;
@@ -198,6 +203,12 @@ fn begin<D: Trains>(
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)
+}
+
+/// Measures the loss on the test rows, if the options ask for it.
+fn test<D: Trains>(setup: &Setup, run: &mut Run<D>, recorder: &mut Recorder<'_>) -> Result<()> {
+    let Some(TestRows { mut source, steps }) = setup.test()? else { return Ok(()) };
+    Ok(run.test(&mut *source, steps, recorder)?)
 }
 
 /// Measures what a prediction costs, if the options ask for it. The config of the run then has the

@@ -34,8 +34,8 @@ use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{AnyModel, Augmentation, Packing, Unit};
 use storm_plan::Lanes;
 use storm_train::{
-    AnyBatch, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress, Retention,
-    RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
+    AnyBatch, BatchSource, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress,
+    Retention, RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
     checkpoint_bytes, predict_bytes,
 };
 use tempfile::TempDir;
@@ -136,6 +136,14 @@ pub(super) struct Setup {
     purpose: Purpose,
     /// The ranks that compute it; none if this process does that alone.
     pub(super) crew: Option<Crew>,
+}
+
+/// The held-out rows of a test.
+pub(super) struct TestRows {
+    /// At the first of them.
+    pub(super) source: Box<dyn BatchSource>,
+    /// How many training steps would read as many.
+    pub(super) steps: u64,
 }
 
 /// What a setup is for.
@@ -281,6 +289,7 @@ impl Setup {
         };
         setup.settle();
         setup.check_probe()?;
+        setup.test()?;
         if let Some(before) = &before {
             let mut now = setup.record();
             if setup.base_hash.is_none() {
@@ -319,10 +328,32 @@ impl Setup {
         let probed = self.settings.predict.as_ref().filter(|p| p.held_out_batches() > 0);
         let Some(predict) = probed else { return Ok(()) };
         let batch = self.launch.plan().batch;
-        let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
         let held = self.data.held_rows(&self.settings)?;
-        probe::first_row(predict, batch, evaluated, held)?;
+        probe::first_row(predict, batch, self.evaluated_rows(), held)?;
         Ok(())
+    }
+
+    /// Held-out rows that evaluations read, if there are enough.
+    fn evaluated_rows(&self) -> u64 {
+        self.settings.eval_steps.get().saturating_mul(self.rows_per_step)
+    }
+
+    /// The held-out rows for a test after the last step, if the options ask for one.
+    pub(super) fn test(&self) -> Result<Option<TestRows>> {
+        if !self.settings.test {
+            return Ok(None);
+        }
+        let batch = self.launch.plan().batch;
+        let predict = self.settings.predict.as_ref();
+        let predicted =
+            predict.map_or(0, |predict| predict.held_out_batches() as u64 * batch as u64);
+        let leave = self.settings.test_leave.unwrap_or(predicted);
+        let held = self.data.held_rows(&self.settings)?;
+        let first = self.evaluated_rows();
+        let steps = probe::test_steps([first, predicted, leave], held, self.rows_per_step)?;
+        let (_, source) = self.data.sources(&self.settings, batch)?;
+        let source = source.context("nothing is held out")?;
+        Ok(Some(TestRows { source: probe::from_row(source, first)?, steps }))
     }
 
     /// How the run predicts, and the held-out micro-batches for it.
@@ -333,9 +364,8 @@ impl Setup {
             return Ok(Some((options, Vec::new())));
         }
         let batch = self.launch.plan().batch;
-        let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
         let held = self.data.held_rows(&self.settings)?;
-        let first = probe::first_row(predict, batch, evaluated, held)?;
+        let first = probe::first_row(predict, batch, self.evaluated_rows(), held)?;
         let (_, source) = self.data.sources(&self.settings, batch)?;
         let source = source.context("nothing is held out")?;
         let batches = probe::read(source, first, predict.held_out_batches())?;

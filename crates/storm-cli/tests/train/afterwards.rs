@@ -67,6 +67,35 @@ fn a_run_is_evaluated_as_it_evaluates_itself() {
     assert!(String::from_utf8_lossy(&nothing.stderr).contains("--data"));
 }
 
+/// A test reads held-out rows that neither evaluations nor predictions read.
+#[test]
+fn a_run_is_tested_on_rows_of_their_own() {
+    let place = Place::new();
+    let flags = ["--steps", "6", "--held-out", "0.4", "--eval-steps", "1", "--test", "true"];
+    let predict = "direction=\"random\", warm-up=2, full=2, correct=1, probe-batches=2";
+    let predicts = ["--predict", predict];
+    for (name, more) in [("a", &["--test-leave", "8"][..]), ("b", &predicts)] {
+        let events = place.run(name, &[&flags, more].concat()).succeeded();
+        let tested = events.iter().rfind(|event| is(event, "tested")).expect("a test");
+        // A step reads four rows, and predictions eight.
+        let args = format!("eval runs/{name} --skip-rows 4 --leave-rows 8 --json");
+        let found: Value = serde_json::from_str(&text(&storm(&place, &args))).expect("JSON");
+        assert_eq!(found["loss"], tested["loss"], "{name}");
+        let evaluated = events.iter().rfind(|event| is(event, "evaluated")).expect("an evaluation");
+        assert_ne!(evaluated["loss"], tested["loss"], "{name}");
+    }
+    let page = std::fs::read_to_string(place.run_folder("a").join("report.html")).expect("a page");
+    assert!(page.contains("test loss"));
+    for (more, part) in [
+        (&["--test-leave", "7", "--predict", predict][..], "last 8 held-out rows"),
+        (&["--test-leave", "1000000"], "nothing is left to test on"),
+    ] {
+        let refused = place.run("c", &[&flags, more].concat());
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+    }
+}
+
 #[test]
 fn a_model_writes_the_same_text_again() {
     let place = Place::new();

@@ -47,6 +47,8 @@ fn runs_are_made_once_and_compared() {
     assert!(lookahead["distance_min"].as_f64().expect("a number") > 0.0, "{lookahead}");
     assert_ne!(lookahead["test_loss"], null["test_loss"]);
     assert!(rssm["brier"].is_f64(), "{rssm}");
+    assert!(rssm["cost"].as_f64().expect("it was measured") > 0.0, "{rssm}");
+    assert!(null["cost"].is_null(), "{null}");
     let records = place.path().join("r/finished.jsonl");
     let text = fs::read_to_string(&records).expect("a file");
     assert_eq!(text.lines().count(), 1 + 5 + 3);
@@ -66,6 +68,21 @@ fn runs_are_made_once_and_compared() {
     let document = fs::read_to_string(place.path().join("page.md")).expect("a document");
     assert!(document.contains("`lookahead`") && !document.contains("old"), "{document}");
     assert!(document.starts_with("before\n") && document.ends_with("after\n"), "{document}");
+
+    // A table that is not full says what is missing.
+    let without = |part: &str| -> String {
+        text.lines().filter(|line| !line.contains(part)).map(|line| format!("{line}\n")).collect()
+    };
+    fs::write(&records, without("rssm")).expect("a file");
+    let partly = ["--seeds", "2", "--rates", "1", "--methods", "null,rssm", "--within", "0"];
+    let partly = bench(&place, &partly);
+    let [table, errors] =
+        [&partly.stdout, &partly.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(table.contains("| plain training, tuned (1 of 2 seeds) |"), "{table}");
+    assert!(table.contains("no jump, all costs (1 of 2 seeds) |"), "{table}");
+    assert!(table.contains("a learned model chooses | not run yet |"), "{table}");
+    assert!(errors.contains("8 runs are left, which will take about "), "{errors}");
+    fs::write(&records, &text).expect("a file");
 
     // A control with another loss is an error.
     let line = text.lines().find(|line| line.contains("direction=\\\"none\\\"")).expect("null");

@@ -22,6 +22,9 @@ use storm_model::AnyModel;
 /// Elements computed at a time.
 pub(super) const PIECE_ELEMENTS: usize = 1 << 20;
 
+/// Elements that a thread computes together.
+pub(super) const CHUNK: usize = 1 << 16;
+
 /// Buffers for a piece of a parameter and of its master.
 const WORK_BYTES: u64 = (PIECE_ELEMENTS * (size_of::<f32>() + size_of::<f32>())) as u64;
 
@@ -256,10 +259,14 @@ impl Copies {
         let Some(state) = state else { return };
         let (now, before) = (undo.bytes(base[index]), reference.bytes(index));
         let form = weights[index].form;
-        for (at, value) in state.bytes_mut(index).chunks_exact_mut(size_of::<f32>()).enumerate() {
-            let step = form.read(now, at) - form.read(before, at);
-            value.copy_from_slice(&(momentum * f32_at(value, 0) + step).to_ne_bytes());
-        }
+        let chunks = state.bytes_mut(index).par_chunks_mut(size_of::<f32>() * CHUNK);
+        chunks.enumerate().for_each(|(chunk, values)| {
+            for (at, value) in values.chunks_exact_mut(size_of::<f32>()).enumerate() {
+                let at = chunk * CHUNK + at;
+                let step = form.read(now, at) - form.read(before, at);
+                value.copy_from_slice(&(momentum * f32_at(value, 0) + step).to_ne_bytes());
+            }
+        });
     }
 
     /// Copies the current weights into the direction's copy with this number.
@@ -280,8 +287,6 @@ impl Copies {
     /// state ← the predicted change over the next window, from the modes of the last one, for one
     /// weight.
     pub(super) fn extrapolate(&mut self, index: usize) {
-        /// Elements that a thread looks at together.
-        const CHUNK: usize = 1 << 16;
         let Copies { weights, base, undo, reference, state: Some(state), .. } = self else {
             return;
         };
@@ -347,10 +352,14 @@ impl Copies {
     pub(super) fn root_mean_square(&self, index: usize) -> f32 {
         let Weight { form, elements, .. } = self.weights[index];
         let (now, before) = (self.base(index), self.reference.bytes(index));
-        let squares: f64 = (0..elements)
-            .map(|at| f64::from(form.read(now, at) - form.read(before, at)).powi(2))
-            .sum();
-        (squares / elements.max(1) as f64).sqrt() as f32
+        let sum = |chunk: usize| -> f64 {
+            (chunk * CHUNK..elements.min((chunk + 1) * CHUNK))
+                .map(|at| f64::from(form.read(now, at) - form.read(before, at)).powi(2))
+                .sum()
+        };
+        let sums: Vec<f64> = (0..elements.div_ceil(CHUNK)).into_par_iter().map(sum).collect();
+        // Summed in order, so the result does not depend on the number of threads.
+        (sums.iter().sum::<f64>() / elements.max(1) as f64).sqrt() as f32
     }
 
     /// Resets the direction.

@@ -1,6 +1,6 @@
 //! Runs predictions with a trainer: phases, directions, jumps and undo.
 
-use super::copies::{Copies, PIECE_ELEMENTS, WithCopies};
+use super::copies::{CHUNK, Copies, PIECE_ELEMENTS, WithCopies};
 use super::direction::{Averaged, Course, decay, mean_factor};
 use super::jump::{Piece, f32_at, fill};
 use super::phases::{Due, Phases};
@@ -12,6 +12,7 @@ use super::{Accept, Controller, Direction, Phase, PredictOptions, PredictionCost
 use crate::{
     AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
 };
+use rayon::prelude::*;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
@@ -476,18 +477,21 @@ impl Predictor {
                 piece.resize(count * size, 0);
                 trainer.read_state(&value, first * size, piece)?;
                 let before = &mut before[first * size..(first + count) * size];
-                for (at, average) in
-                    state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate()
-                {
-                    let value = weight.form.read(piece, at);
-                    let added = match what {
-                        Averaged::Updates => value - weight.form.read(before, at),
-                        Averaged::Weights => value,
-                    };
-                    let now = keep * f32_at(average, 0) + (1.0 - keep) * added;
-                    average.copy_from_slice(&now.to_ne_bytes());
-                }
-                before.copy_from_slice(piece);
+                let averages = state[4 * first..4 * (first + count)].par_chunks_mut(4 * CHUNK);
+                let values = piece.par_chunks(size * CHUNK);
+                let befores = before.par_chunks_mut(size * CHUNK);
+                averages.zip(values).zip(befores).for_each(|((averages, values), before)| {
+                    for (at, average) in averages.chunks_exact_mut(4).enumerate() {
+                        let value = weight.form.read(values, at);
+                        let added = match what {
+                            Averaged::Updates => value - weight.form.read(before, at),
+                            Averaged::Weights => value,
+                        };
+                        let now = keep * f32_at(average, 0) + (1.0 - keep) * added;
+                        average.copy_from_slice(&now.to_ne_bytes());
+                    }
+                    before.copy_from_slice(values);
+                });
             }
         }
         self.averaged += 1;

@@ -11,6 +11,7 @@ pub struct History {
     last_evaluation: Option<Evaluated>,
     best_loss: Option<f64>,
     best_accuracy: Option<f64>,
+    test: Option<Evaluated>,
     step_seconds: f64,
     other_seconds: f64,
     sample: Option<Sample>,
@@ -20,7 +21,7 @@ pub struct History {
     ranks: Vec<RankFigures>,
 }
 
-/// The result of an evaluation.
+/// The result of an evaluation or a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluated {
     /// The last step before it.
@@ -70,6 +71,7 @@ impl History {
             last_evaluation: None,
             best_loss: None,
             best_accuracy: None,
+            test: None,
             step_seconds: 0.0,
             other_seconds: 0.0,
             sample: None,
@@ -120,12 +122,17 @@ impl History {
         self.best_accuracy
     }
 
+    /// The result of the last test.
+    pub fn test(&self) -> Option<Evaluated> {
+        self.test
+    }
+
     /// Time of all steps.
     pub fn step_seconds(&self) -> f64 {
         self.step_seconds
     }
 
-    /// Time of evaluations, image views and predictions, and of pauses for checkpoints.
+    /// Time of evaluations, tests, image views and predictions, and of pauses for checkpoints.
     pub fn other_seconds(&self) -> f64 {
         self.other_seconds
     }
@@ -165,6 +172,10 @@ impl Sink for History {
                 let best =
                     |best: Option<f64>| accuracy.map(|now| best.map_or(now, |best| best.max(now)));
                 self.best_accuracy = best(self.best_accuracy).or(self.best_accuracy);
+                self.other_seconds += seconds;
+            }
+            Event::Tested { step, loss, accuracy, seconds } => {
+                self.test = Some(Evaluated { step, loss, accuracy });
                 self.other_seconds += seconds;
             }
             Event::Viewed { step, guesses, seconds } => {

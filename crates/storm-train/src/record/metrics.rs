@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one JSON object per line, for each step, evaluation, image view, prediction, checkpoint, sample,
-//! and timing of ranks.
+//! `metrics.jsonl`: one JSON object per line, for each step, evaluation, test, image view, prediction, checkpoint,
+//! sample, and timing of ranks.
 
 use super::{Sink, StepRecord};
 use crate::{Event, Guess, Judgement, Jump, Prediction, RankFigures, RunError, UpdatesSeen};
@@ -114,6 +114,8 @@ struct Other {
     step: u64,
     eval_loss: Option<f64>,
     eval_accuracy: Option<f64>,
+    test_loss: Option<f64>,
+    test_accuracy: Option<f64>,
     guesses: Option<Vec<Guess>>,
     checkpoint: Option<PathBuf>,
     sample: Option<String>,
@@ -137,6 +139,10 @@ impl Other {
         if let Some(loss) = self.eval_loss {
             let (accuracy, is_best) = (self.eval_accuracy, false);
             sink.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
+        }
+        if let Some(loss) = self.test_loss {
+            let accuracy = self.test_accuracy;
+            sink.event(&Event::Tested { step, loss, accuracy, seconds })?;
         }
         if let Some(guesses) = &self.guesses {
             sink.event(&Event::Viewed { step, guesses, seconds })?;
@@ -236,6 +242,13 @@ impl Sink for MetricsFile {
                 }
                 self.line(&line)?;
             }
+            Event::Tested { step, loss, accuracy, seconds } => {
+                let mut line = json!({"step": step, "test_loss": loss, "seconds": seconds});
+                if let Some(accuracy) = accuracy {
+                    line["test_accuracy"] = json!(accuracy);
+                }
+                self.line(&line)?;
+            }
             Event::Viewed { step, guesses, seconds } => {
                 self.line(&json!({"step": step, "guesses": guesses, "seconds": seconds}))?;
             }
@@ -278,7 +291,7 @@ impl Sink for MetricsFile {
 #[cfg(test)]
 mod tests {
     use super::super::history::tests::record;
-    use super::super::{History, View};
+    use super::super::{Evaluated, History, View};
     use super::*;
     use crate::{ParameterGroup, Phase, UpdateSeen};
 
@@ -320,6 +333,7 @@ mod tests {
                 before_seconds: 0.0,
             },
             Event::Sampled { step: 1, prompt: &long, text: &long },
+            Event::Tested { step: 1, loss: 2.625, accuracy: Some(0.25), seconds: 1.5 },
             Event::Viewed { step: 1, guesses: &guesses, seconds: 0.125 },
             Event::PredictionPrepared { step: 1, seconds: 0.25 },
             Event::UpdatesSeen { step: 1, updates },
@@ -337,7 +351,9 @@ mod tests {
                 true => drop(MetricsFile::open(&path, 1, &mut history).expect("a file")),
                 false => read_metrics(&path, &mut history).expect("a file"),
             }
-            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 7.375));
+            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 8.875));
+            let tested = Evaluated { step: 1, loss: 2.625, accuracy: Some(0.25) };
+            assert_eq!(history.test(), Some(tested));
             let views: Vec<&View> = history.views().collect();
             assert_eq!(views, [&View { step: 1, guesses: guesses.to_vec() }]);
             let predictions = history.predictions();

@@ -114,7 +114,9 @@ impl Sink for Part {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match *event {
             Event::Started { .. } => *self = Part::new(),
-            Event::Evaluated { seconds, .. } | Event::Viewed { seconds, .. } => {
+            Event::Evaluated { seconds, .. }
+            | Event::Tested { seconds, .. }
+            | Event::Viewed { seconds, .. } => {
                 self.evaluation_seconds += seconds;
             }
             Event::Saved { seconds, pause_seconds, .. } => {

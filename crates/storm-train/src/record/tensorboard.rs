@@ -129,6 +129,11 @@ impl Sink for TensorBoardFile {
             scalars.extend(accuracy.map(|accuracy| ("accuracy/held_out", accuracy as f32)));
             self.scalars(*step, &scalars)?;
         }
+        if let Event::Tested { step, loss, accuracy, .. } = event {
+            let mut scalars = vec![("loss/test", *loss as f32)];
+            scalars.extend(accuracy.map(|accuracy| ("accuracy/test", accuracy as f32)));
+            self.scalars(*step, &scalars)?;
+        }
         self.file.flush().map_err(RunError::write(&self.path))
     }
 }

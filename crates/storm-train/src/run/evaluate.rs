@@ -1,4 +1,4 @@
-use super::{Event, Observer, Run, RunError};
+use super::{BatchSource, Event, Observer, Run, RunError};
 use crate::{Best, Losses, MicroBatch, Storage};
 use std::time::Instant;
 use storm_device::PlanDevice;
@@ -10,22 +10,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let Some(mut held_out) = self.held_out.take() else { return Ok(false) };
         let start = Instant::now();
         let beginning = held_out.position();
-        let mut losses = Losses::default();
-        for _ in 0..self.options.evaluation_steps {
-            let mut rows = 0;
-            for batch in &mut self.batches {
-                rows += held_out.next_batch(batch)?;
-            }
-            if rows == 0 {
-                break;
-            }
-            let valid: usize = self.batches.iter().map(MicroBatch::counted).sum();
-            if valid == 0 {
-                // No target counts here, but later batches may have some.
-                continue;
-            }
-            losses.add(self.trainer.evaluate(&self.batches)?, valid);
-        }
+        let losses = self.losses(&mut *held_out, self.options.evaluation_steps)?;
         held_out.resume(&beginning)?;
         self.held_out = Some(held_out);
         let Some(loss) = losses.loss() else { return Err(RunError::NothingHeldOut) };
@@ -47,5 +32,45 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             observer.event(&Event::Viewed { step, guesses: &guesses, seconds })?;
         }
         Ok(is_best)
+    }
+
+    /// Measures the loss on held-out data that evaluations do not read, worth this many training steps, and reports it
+    /// as [`Event::Tested`]. Neither the run nor its checkpoints depend on it.
+    ///
+    /// # Errors
+    /// The data has no targets, or from data, device or observer.
+    pub fn test(
+        &mut self,
+        data: &mut dyn BatchSource,
+        steps: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let start = Instant::now();
+        let losses = self.losses(data, steps)?;
+        let Some(loss) = losses.loss() else { return Err(RunError::NothingHeldOut) };
+        let (step, accuracy) = (self.progress.step, losses.accuracy());
+        let seconds = start.elapsed().as_secs_f64();
+        observer.event(&Event::Tested { step, loss, accuracy, seconds })
+    }
+
+    /// The losses on the next data, as much as this many training steps read or all that is left.
+    fn losses(&mut self, data: &mut dyn BatchSource, steps: u64) -> Result<Losses, RunError> {
+        let mut losses = Losses::default();
+        for _ in 0..steps {
+            let mut rows = 0;
+            for batch in &mut self.batches {
+                rows += data.next_batch(batch)?;
+            }
+            if rows == 0 {
+                break;
+            }
+            let valid: usize = self.batches.iter().map(MicroBatch::counted).sum();
+            if valid == 0 {
+                // No target counts here, but later batches may have some.
+                continue;
+            }
+            losses.add(self.trainer.evaluate(&self.batches)?, valid);
+        }
+        Ok(losses)
     }
 }

@@ -72,6 +72,17 @@ pub enum Event<'a> {
         /// Time it took.
         seconds: f64,
     },
+    /// The model was tested on held-out data that evaluations do not read.
+    Tested {
+        /// The last step before it.
+        step: u64,
+        /// Mean over all targets.
+        loss: f64,
+        /// Fraction of targets predicted correctly, for a classifier.
+        accuracy: Option<f64>,
+        /// Time it took.
+        seconds: f64,
+    },
     /// The model classified a fixed set of images after an evaluation.
     Viewed {
         /// The last step before it.

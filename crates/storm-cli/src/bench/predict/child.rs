@@ -1,13 +1,14 @@
-//! One run: a separate `storm train` process, and a `storm eval` on rows that nothing else reads.
+//! One run: a separate `storm train` process, which also tests on rows that nothing else reads.
 
 use super::records::Finished;
-use crate::train::Recorded;
+use crate::predict::PredictArg;
+use crate::train;
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 use storm_files::open_plain;
 use storm_train::{Event, Jump, RunError, Sink, StepRecord, Verdict, read_metrics};
 
@@ -29,13 +30,13 @@ pub(super) struct Job {
 pub(super) struct Runner<'a> {
     config: &'a Path,
     folder: &'a Path,
-    /// Micro-batches at the end of the held-out rows that predictions use, in runs that predict.
-    probe_batches: u64,
+    /// Rows at the end of the held-out rows that predictions use, in runs that predict.
+    predicted_rows: u64,
 }
 
 impl<'a> Runner<'a> {
-    pub(super) fn new(config: &'a Path, folder: &'a Path, probe_batches: usize) -> Runner<'a> {
-        Runner { config, folder, probe_batches: probe_batches as u64 }
+    pub(super) fn new(config: &'a Path, folder: &'a Path, predicted_rows: u64) -> Runner<'a> {
+        Runner { config, folder, predicted_rows }
     }
 
     /// Hash of the config, so that runs of another config are not mistaken for runs of this one.
@@ -47,15 +48,20 @@ impl<'a> Runner<'a> {
         Ok(hex(&Sha256::digest(&text)))
     }
 
-    /// Trains and tests, then deletes the run.
+    /// Trains and tests, then deletes the run. Its test loss is that of the held-out rows between those for evaluations
+    /// and those for predictions.
     pub(super) fn run(&self, job: &Job, config: &str) -> Result<Finished> {
         let name = format!("{config}-{}-{}", hex(&Sha256::digest(job.flags.join("\n"))), job.seed);
         let folder = self.folder.join(&name);
         // Left by a command that was killed. A resumed run would not be timed as a whole.
         delete(&folder)?;
-        let mut command = storm()?;
+        let begun = Instant::now();
+        let storm = std::env::current_exe().context("cannot find storm itself")?;
+        let mut command = Command::new(storm);
         command.arg("train").arg(self.config).arg("--quiet").args(["--name", &name]);
         command.arg("--runs").arg(self.folder).args(["--seed", &job.seed.to_string()]);
+        // Runs that do not predict test on the same rows as those that do.
+        command.args(["--test", "true", "--test-leave", &self.predicted_rows.to_string()]);
         command.args(&job.flags);
         let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
         let status = status.context("cannot start storm train")?;
@@ -65,7 +71,8 @@ impl<'a> Runner<'a> {
         let mut totals = Totals::default();
         let metrics = folder.join("metrics.jsonl");
         read_metrics(&metrics, &mut totals)?;
-        let (Some(validation_loss), true) = (totals.validation_loss, totals.steps == job.steps)
+        let (Some(validation_loss), Some(test_loss), true) =
+            (totals.validation_loss, totals.test_loss, totals.steps == job.steps)
         else {
             bail!(
                 "{}: {} of {} steps, or no held-out loss; the config needs held-out data, and no patience",
@@ -74,7 +81,8 @@ impl<'a> Runner<'a> {
                 job.steps
             );
         };
-        let test_loss = self.test(&folder)?;
+        let recorded = train::settings_of(&folder.join("config.toml"))?;
+        let cost = recorded.predict.as_ref().and_then(PredictArg::cost_steps);
         delete(&folder)?;
         Ok(Finished {
             config: config.to_owned(),
@@ -91,35 +99,10 @@ impl<'a> Runner<'a> {
             undone: totals.undone,
             distance_min: totals.distance_min,
             brier: totals.brier(),
+            cost,
+            whole_seconds: Some(begun.elapsed().as_secs_f64()),
         })
     }
-
-    /// The loss on the held-out rows between those for evaluations and those for predictions. Runs
-    /// that do not predict use the same rows.
-    fn test(&self, folder: &PathBuf) -> Result<f64> {
-        let recorded = Recorded::of_folder(folder)?.context("the run left no config.toml")?;
-        let step = (recorded.batch * recorded.accumulate) as u64;
-        let skip = recorded.eval_steps * step;
-        let leave = 2 * self.probe_batches * recorded.batch as u64;
-        let mut command = storm()?;
-        command.arg("eval").arg(folder).arg("--json");
-        command.args(["--skip-rows", &skip.to_string(), "--leave-rows", &leave.to_string()]);
-        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-        let output = output.context("cannot start storm eval")?;
-        let found: Option<Value> = serde_json::from_slice(&output.stdout).ok();
-        match found.as_ref().and_then(|found| found["loss"].as_f64()) {
-            Some(loss) if output.status.success() => Ok(loss),
-            _ => bail!(
-                "cannot test {}; {skip} held-out rows are for validation and {leave} for predictions, and the rest must be \
-                 enough to test on",
-                folder.display()
-            ),
-        }
-    }
-}
-
-fn storm() -> Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("cannot find storm itself")?))
 }
 
 /// Deletes a folder that one of our runs made.
@@ -142,6 +125,7 @@ struct Totals {
     step_seconds: f64,
     other_seconds: f64,
     validation_loss: Option<f64>,
+    test_loss: Option<f64>,
     accepted: u64,
     refused: u64,
     kept: u64,
@@ -184,6 +168,7 @@ impl Sink for Totals {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match *event {
             Event::Evaluated { loss, .. } => self.validation_loss = Some(loss),
+            Event::Tested { loss, .. } => self.test_loss = Some(loss),
             Event::PredictionPrepared { seconds, .. } => self.other_seconds += seconds,
             Event::Predicted { prediction, .. } => self.other_seconds += prediction.seconds,
             Event::PredictionJudged { judgement, .. } => {

@@ -157,6 +157,8 @@ pub(super) struct Comparison {
     pub(super) distance_min: Option<f64>,
     /// Mean Brier score over seeds, for a controller that learns.
     pub(super) brier: Option<f64>,
+    /// Mean cost of a prediction in steps, as that controller measured it.
+    pub(super) cost: Option<f64>,
 }
 
 /// The runs of one seed: plain ones of all lengths, and one of the method.
@@ -189,6 +191,7 @@ impl Comparison {
             undone: sum(|run| run.undone),
             distance_min: distances.reduce(f64::min),
             brier: mean(pairs.iter().filter_map(|pair| pair.method.brier)),
+            cost: mean(pairs.iter().filter_map(|pair| pair.method.cost)),
         })
     }
 

@@ -129,7 +129,7 @@ pub(super) const METHODS: [Method; 12] = [
     Method {
         name: "rssm",
         words: "predictions that a learned model chooses",
-        section: "direction=\"difference\", controller=\"rssm\", tau=0.25",
+        section: "direction=\"difference\", controller=\"rssm\", tau=0.25, cost=\"measured\"",
         phases: Kind::Measured,
         more: &[],
     },

@@ -22,7 +22,7 @@ use compare::{Comparison, Estimate, Pair};
 use methods::{LENGTHS, Method, Phases};
 use records::{Finished, Records};
 use std::io::{Read, Write};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use storm_files::{open_plain, replace_file};
@@ -103,7 +103,7 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
         return Err(UsageError(problem).into());
     }
     let mut bench = Bench {
-        runner: Runner::new(&args.config, &args.runs, task.phases.probe_batches),
+        runner: Runner::new(&args.config, &args.runs, task.predicted_rows),
         records: Records::open(&args.runs)?,
         config: String::new(),
         begun: Instant::now(),
@@ -120,7 +120,7 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
     let found = Found::new(&bench, &task, &methods, rate, args.seeds);
     let Some(found) = found else {
         eprintln!(
-            "{left} runs are left, and too few have finished to compare; run the same command again to resume"
+            "{left}, and too few have finished to compare; run the same command again to resume"
         );
         return Ok(());
     };
@@ -137,8 +137,8 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
         replace_file(path, |out| out.write_all(text.as_bytes()))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    if left > 0 {
-        eprintln!("{left} runs are left; run the same command again to resume");
+    if left.runs > 0 {
+        eprintln!("{left}; run the same command again to resume");
     }
     match found.problems.is_empty() {
         true => Ok(()),
@@ -154,11 +154,32 @@ fn read_document(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// The runs that are missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Left {
+    runs: usize,
+    /// The time that they are expected to take.
+    seconds: f64,
+}
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Left { runs, seconds } = self;
+        let words = if *runs == 1 { "1 run is left" } else { &format!("{runs} runs are left") };
+        match *seconds > 0.0 {
+            true => write!(f, "{words}, which will take about {seconds:.0} s"),
+            false => f.write_str(words),
+        }
+    }
+}
+
 /// The training task.
 struct Task {
     phases: Phases,
     learning_rate: f64,
     warmup: u64,
+    /// Held-out rows of runs that predict.
+    predicted_rows: u64,
 }
 
 impl Task {
@@ -186,7 +207,16 @@ impl Task {
                 "warm-up, full and correct take {cycle} steps, and runs have {steps}; give more --steps"
             ));
         }
-        Ok(Task { phases, learning_rate, warmup: settings.warmup })
+        if settings.batch.is_none() && settings.tokens_per_step.is_some() {
+            return refuse(format!(
+                "{} leaves the size of micro-batches to each run, and with it that of the probe; give batch and accumulate \
+                 instead of tokens-per-step",
+                args.config.display()
+            ));
+        }
+        let batch = settings.batch.map_or(1, NonZeroUsize::get);
+        let predicted_rows = 2 * (probe_batches * batch) as u64;
+        Ok(Task { phases, learning_rate, warmup: settings.warmup, predicted_rows })
     }
 
     /// A run without predictions.
@@ -290,8 +320,8 @@ impl Bench<'_> {
         )
     }
 
-    /// Makes the missing runs, and returns how many are left.
-    fn fill(&mut self, task: &Task, methods: &[Method], rate: f64, seeds: u64) -> Result<usize> {
+    /// Makes the missing runs, and returns what is left.
+    fn fill(&mut self, task: &Task, methods: &[Method], rate: f64, seeds: u64) -> Result<Left> {
         let mut jobs = Vec::new();
         for seed in 0..seeds {
             let plain = task.lengths().into_iter().map(|steps| task.plain(rate, steps, seed));
@@ -303,12 +333,16 @@ impl Bench<'_> {
             jobs.extend(of_seed);
         }
         let total = jobs.len();
-        let mut left = 0;
+        let mut missing = Vec::new();
         for (number, job) in jobs.iter().enumerate() {
             let place = format!("run {} of {total}", number + 1);
-            left += usize::from(!self.make(job, &place)?);
+            if !self.make(job, &place)? {
+                missing.push(job);
+            }
         }
-        Ok(left)
+        let seconds = |job: &&Job| self.records.whole_seconds(&self.config, &job.flags);
+        let seconds = missing.iter().filter_map(seconds).sum();
+        Ok(Left { runs: missing.len(), seconds })
     }
 }
 
@@ -358,6 +392,7 @@ impl<'m> Found<'m> {
         let plain = Plain {
             test_loss: Estimate::of(&at(same, |run| run.test_loss))?,
             seeds: whole.len(),
+            seeds_asked: seeds as usize,
             steps: task.phases.steps,
             seconds: Estimate::of(&at(same, |run| run.seconds))?.mean,
         };
@@ -433,6 +468,13 @@ mod tests {
         assert_eq!(found("random", 2.95, Some(0.1)).len(), 1);
         assert_eq!(found("snoo", 2.95, Some(0.1)), [""; 0]);
         assert_eq!(found("snoo", 2.95, Some(0.0)).len(), 2);
+    }
+
+    #[test]
+    fn what_is_left_is_said_with_its_time() {
+        let left = |runs, seconds| Left { runs, seconds }.to_string();
+        assert_eq!(left(1, 0.0), "1 run is left");
+        assert_eq!(left(12, 34.4), "12 runs are left, which will take about 34 s");
     }
 
     #[test]

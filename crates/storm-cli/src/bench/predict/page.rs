@@ -29,7 +29,8 @@ pub(super) fn write(
     let problem = |problem: &String| row("wrong", problem.clone());
     rows.extend(found.problems.iter().map(problem));
     write_rows(&rows, out)?;
-    let lines = std::iter::once(plain_cells(&found.plain)).chain(found.lines.iter().map(cells));
+    let lines = std::iter::once(plain_cells(&found.plain))
+        .chain(found.lines.iter().map(|line| cells(line, found.plain.seeds_asked)));
     let rows = lines.map(|cells| {
         let name = cells[0].replace('`', "");
         (name, cells[1..].iter().cloned().map(Cell::Text).collect())

@@ -37,6 +37,13 @@ pub(super) struct Finished {
     /// the outcome.
     #[serde(default)]
     pub(super) brier: Option<f64>,
+    /// Cost of a prediction in steps, as that controller measured it. A run with this number in its config makes the
+    /// same choices.
+    #[serde(default)]
+    pub(super) cost: Option<f64>,
+    /// Time of the whole process, with what `seconds` leaves out.
+    #[serde(default)]
+    pub(super) whole_seconds: Option<f64>,
 }
 
 impl Finished {
@@ -82,6 +89,17 @@ impl Records {
         self.all.iter().find(is_it)
     }
 
+    /// The time that a run with these flags is expected to take as a whole: the mean over its other seeds, or else over all
+    /// runs of the config. `None` before the first.
+    pub(super) fn whole_seconds(&self, config: &str, flags: &[String]) -> Option<f64> {
+        let mean = |is_like: &dyn Fn(&&Finished) -> bool| {
+            let like = self.all.iter().filter(|f| f.config == config).filter(is_like);
+            let seconds: Vec<f64> = like.filter_map(|f| f.whole_seconds).collect();
+            (!seconds.is_empty()).then(|| seconds.iter().sum::<f64>() / seconds.len() as f64)
+        };
+        mean(&|f| f.flags == flags).or_else(|| mean(&|_| true))
+    }
+
     pub(super) fn push(&mut self, finished: Finished) -> Result<()> {
         let line = serde_json::to_string(&finished).context("a run as JSON")?;
         self.append(&format!("{line}\n"))?;
@@ -116,6 +134,8 @@ pub(super) mod tests {
             undone: 0,
             distance_min: None,
             brier: None,
+            cost: None,
+            whole_seconds: Some(steps as f64 * 0.02),
         }
     }
 
@@ -134,6 +154,23 @@ pub(super) mod tests {
         records.push(second.clone()).expect("written");
         let records = Records::open(folder.path()).expect("two");
         assert_eq!(records.find("c", &second.flags, 1), Some(&second));
+    }
+
+    #[test]
+    fn runs_take_as_long_as_those_like_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut records = Records::open(folder.path()).expect("none yet");
+        let [short, long] = [10, 30].map(|steps| finished(0, steps, 2.0));
+        assert_eq!(records.whole_seconds("c", &short.flags), None);
+        let old = Finished { whole_seconds: None, ..finished(1, 10, 2.0) };
+        for run in [&short, &long, &old] {
+            records.push(run.clone()).expect("written");
+        }
+        let of = |flags: &[String]| records.whole_seconds("c", flags).expect("runs");
+        assert!((of(&short.flags) - 0.2).abs() < 1e-9);
+        assert!((of(&long.flags) - 0.6).abs() < 1e-9);
+        assert!((of(&[]) - 0.4).abs() < 1e-9);
+        assert_eq!(records.whole_seconds("d", &[]), None);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub(super) struct Line<'a> {
 pub(super) struct Plain {
     pub(super) test_loss: Estimate,
     pub(super) seeds: usize,
+    /// Seeds of the whole table.
+    pub(super) seeds_asked: usize,
     pub(super) steps: u64,
     pub(super) seconds: f64,
 }
@@ -50,9 +52,19 @@ fn ratio(timed: &Timed) -> String {
     format!("{sign}{}", interval(&timed.ratio, 3, false))
 }
 
-/// The cells of a method, starting with its name.
-pub(super) fn cells(line: &Line<'_>) -> Vec<String> {
-    let name = format!("`{}`: {}", line.method.name, line.method.words);
+/// Says how many seeds a row has, if some are missing.
+fn of_seeds(seeds: usize, asked: usize) -> String {
+    match seeds < asked {
+        true => format!(" ({seeds} of {asked} seeds)"),
+        false => String::new(),
+    }
+}
+
+/// The cells of a method, starting with its name, in a table of this many seeds.
+pub(super) fn cells(line: &Line<'_>, seeds_asked: usize) -> Vec<String> {
+    let seeds = line.found.as_ref().map_or(seeds_asked, |found| found.seeds);
+    let seeds = of_seeds(seeds, seeds_asked);
+    let name = format!("`{}`: {}{seeds}", line.method.name, line.method.words);
     let Some(found) = &line.found else {
         return std::iter::once(name)
             .chain(std::iter::once("not run yet".to_owned()))
@@ -82,7 +94,7 @@ pub(super) fn cells(line: &Line<'_>) -> Vec<String> {
 /// The cells of plain training.
 pub(super) fn plain_cells(plain: &Plain) -> Vec<String> {
     let mut cells = vec![
-        "plain training, tuned".to_owned(),
+        format!("plain training, tuned{}", of_seeds(plain.seeds, plain.seeds_asked)),
         format!("{:.4}", plain.test_loss.mean),
         String::new(),
         plain.steps.to_string(),
@@ -96,7 +108,7 @@ pub(super) fn markdown(plain: &Plain, lines: &[Line<'_>]) -> String {
     let mut text = row(&COLUMNS.map(str::to_owned));
     text.push_str(&format!("|{}\n", "---|".repeat(COLUMNS.len())));
     text.push_str(&row(&plain_cells(plain)));
-    lines.iter().for_each(|line| text.push_str(&row(&cells(line))));
+    lines.iter().for_each(|line| text.push_str(&row(&cells(line, plain.seeds_asked))));
     text
 }
 
@@ -138,6 +150,7 @@ pub(super) fn object(line: &Line<'_>) -> Option<Value> {
         "undone": found.undone,
         "distance_min": found.distance_min,
         "brier": found.brier,
+        "cost": found.cost,
     }))
 }
 
@@ -163,6 +176,20 @@ mod tests {
         assert_eq!(once, expected);
         assert_eq!(put_between(&once, "x", "| new |").as_deref(), Some(expected), "again");
         assert_eq!(put_between(text, "y", "| new |"), None);
+    }
+
+    #[test]
+    fn a_row_says_which_seeds_are_missing() {
+        assert_eq!(of_seeds(2, 5), " (2 of 5 seeds)");
+        assert_eq!(of_seeds(5, 5), "");
+        let plain = Plain {
+            test_loss: Estimate::of(&[0.5]).expect("one"),
+            seeds: 1,
+            seeds_asked: 3,
+            steps: 10,
+            seconds: 1.0,
+        };
+        assert_eq!(plain_cells(&plain)[0], "plain training, tuned (1 of 3 seeds)");
     }
 
     #[test]
