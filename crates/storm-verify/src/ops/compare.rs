@@ -72,12 +72,15 @@ fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
         .operands()
         .iter()
         .any(|(_, operand)| case.graph.tensor(*operand).dtype == DType::BF16);
-    // On tensor cores, probabilities and their gradients are rounded to bf16 twice in a row.
-    if operands_are_bf16 && matches!(node.op, Op::AttentionGrad { .. }) {
-        return 2.5 * BF16_TOLERANCE;
-    }
-    if operands_are_bf16 && matches!(node.op, Op::Attention { .. }) {
-        return BF16_TOLERANCE;
+    if let Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } = node.op
+        && operands_are_bf16
+    {
+        // Early queries average few values: compared with the RMS of a long sequence, both their
+        // results and their errors are large.
+        let long = case.graph.tensor(qkv).shape.axes()[1] > 512;
+        let gradient = matches!(node.op, Op::AttentionGrad { .. });
+        // On tensor cores, probabilities and their gradients are rounded to bf16 twice in a row.
+        return BF16_TOLERANCE * if gradient { 2.5 } else { 1.0 } * if long { 2.0 } else { 1.0 };
     }
     if case.graph.tensor(output).dtype == DType::BF16 {
         return BF16_TOLERANCE;
