@@ -89,6 +89,9 @@ impl<'de> Deserialize<'de> for UpdatesSeen {
 /// Copies of the update statistics in host memory: where the device writes them, and where they are added up.
 pub(super) const STATISTICS_COPIES: usize = 2;
 
+/// Fewer bytes are added up faster than other threads wake up.
+const PARALLEL_MIN_BYTES: usize = 1 << 18;
+
 /// Sums over all updates of a step.
 type Sums = [f64; OBSERVED_SUMS];
 
@@ -226,20 +229,20 @@ impl UpdateWatch {
     fn sum(&self) -> UpdatesSeen {
         let buffer = &self.buffer;
         // Summed in order within a parameter, then parameter by parameter.
-        let sums: Vec<Sums> = self
-            .sources
-            .par_iter()
-            .map(|source| {
-                let mut sums = [0.0; OBSERVED_SUMS];
-                for block in buffer[source.bytes.clone()].chunks_exact(4 * OBSERVED_SUMS) {
-                    for (sum, word) in sums.iter_mut().zip(block.chunks_exact(4)) {
-                        let word = [word[0], word[1], word[2], word[3]];
-                        *sum += f64::from(f32::from_ne_bytes(word));
-                    }
+        let of_source = |source: &Source| {
+            let mut sums = [0.0; OBSERVED_SUMS];
+            for block in buffer[source.bytes.clone()].chunks_exact(4 * OBSERVED_SUMS) {
+                for (sum, word) in sums.iter_mut().zip(block.chunks_exact(4)) {
+                    let word = [word[0], word[1], word[2], word[3]];
+                    *sum += f64::from(f32::from_ne_bytes(word));
                 }
-                sums
-            })
-            .collect();
+            }
+            sums
+        };
+        let sums: Vec<Sums> = match buffer.len() < PARALLEL_MIN_BYTES {
+            true => self.sources.iter().map(of_source).collect(),
+            false => self.sources.par_iter().map(of_source).collect(),
+        };
         let mut groups: [Option<Sums>; ParameterGroup::ALL.len()] = Default::default();
         for (source, sums) in self.sources.iter().zip(sums) {
             let group = groups[source.group].get_or_insert([0.0; OBSERVED_SUMS]);
