@@ -15,7 +15,7 @@ use std::sync::Arc;
 use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_device::{Collectives, DiskOptions, PlanDevice};
-use storm_plan::{Budget, HardwareProfile, Tier};
+use storm_plan::{Budget, HardwareProfile, Idle, Tier};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
@@ -265,6 +265,6 @@ impl Trains for CudaPlanDevice {
     }
 
     fn releasing(options: CudaPlanOptions) -> CudaPlanOptions {
-        CudaPlanOptions { releases_idle: true, ..options }
+        CudaPlanOptions { releases: Some(Idle::BesideEvaluation), ..options }
     }
 }

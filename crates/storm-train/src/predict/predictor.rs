@@ -17,6 +17,7 @@ use serde_json::Value;
 use std::time::Instant;
 use storm_device::PlanDevice;
 use storm_exec::ExecError;
+use storm_plan::Idle;
 
 /// The outcome of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -508,7 +509,7 @@ impl Predictor {
         let chosen: Option<Chosen> = chosen.flatten();
         self.copies.undo.take(trainer)?;
         if self.held_out.is_some() {
-            trainer.release_idle()?;
+            trainer.release_idle(Idle::BesideEvaluation)?;
         }
         let before = self.measured(trainer)?;
         self.see_memory(trainer)?;
@@ -589,7 +590,7 @@ impl Predictor {
     fn rehearse<D: PlanDevice>(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
         self.copies.undo.take(trainer)?;
         if self.held_out.is_some() {
-            trainer.release_idle()?;
+            trainer.release_idle(Idle::BesideEvaluation)?;
         }
         self.measured(trainer)?;
         self.probed(trainer)?;
