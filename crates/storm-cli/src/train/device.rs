@@ -213,8 +213,8 @@ pub(crate) trait Trains: PlanDevice {
         crew: Option<&Crew>,
     ) -> Self::Options;
 
-    /// The same for a run that releases memory between steps. The CPU always can.
-    fn releasing(options: Self::Options) -> Self::Options {
+    /// The same for a device that releases this memory between steps. The CPU always can.
+    fn releasing(options: Self::Options, _: Idle) -> Self::Options {
         options
     }
 }
@@ -264,7 +264,7 @@ impl Trains for CudaPlanDevice {
         }
     }
 
-    fn releasing(options: CudaPlanOptions) -> CudaPlanOptions {
-        CudaPlanOptions { releases: Some(Idle::BesideEvaluation), ..options }
+    fn releasing(options: CudaPlanOptions, idle: Idle) -> CudaPlanOptions {
+        CudaPlanOptions { releases: Some(idle), ..options }
     }
 }
