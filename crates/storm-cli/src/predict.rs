@@ -4,7 +4,10 @@ use crate::UsageError;
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
-use storm_train::{Accept, Controller, Direction, PhaseLengths, PredictOptions, PredictionCost};
+use storm_plan::Idle;
+use storm_train::{
+    Accept, Controller, Direction, PhaseLengths, PredictOptions, PredictionCost, ProbeWeights,
+};
 
 /// The prediction options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +44,8 @@ pub(crate) struct PredictArg {
     #[serde(skip_serializing_if = "Option::is_none")]
     probe_batches: Option<NonZeroUsize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    probe_weights: Option<ProbeWeightsArg>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     noise: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     margin: Option<f64>,
@@ -52,6 +57,15 @@ enum AcceptArg {
     #[default]
     IfLower,
     Always,
+}
+
+/// The weights that losses are measured with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ProbeWeightsArg {
+    #[default]
+    AsTrained,
+    Int8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,11 +204,12 @@ impl PredictArg {
         let is_probed = self.accept == AcceptArg::IfLower;
         let of_probes = [self.noise, self.margin].iter().any(Option::is_some)
             || self.correct.is_some()
-            || self.probe_batches.is_some();
+            || self.probe_batches.is_some()
+            || self.probe_weights.is_some();
         if !is_probed && of_probes {
             return refuse(
-                "correct, probe-batches, noise and margin are for jumps that stay if the loss is lower; leave them out with \
-                 accept = \"always\"",
+                "correct, probe-batches, probe-weights, noise and margin are for jumps that stay if the loss is lower; leave \
+                 them out with accept = \"always\"",
             );
         }
         if !is_probed && is_search {
@@ -238,11 +253,24 @@ impl PredictArg {
                 AcceptArg::IfLower => Accept::IfLower,
                 AcceptArg::Always => Accept::Always,
             },
+            probe_weights: match self.probe_weights.unwrap_or_default() {
+                ProbeWeightsArg::AsTrained => ProbeWeights::AsTrained,
+                ProbeWeightsArg::Int8 => ProbeWeights::Int8,
+            },
             noise: self.noise.unwrap_or(defaults::NOISE),
             margin: self.margin.unwrap_or(defaults::MARGIN),
         };
         options.check(steps).map_err(|error| UsageError(error.to_string()))?;
         Ok(options)
+    }
+
+    /// Device memory that the run releases while it measures losses. `None` if it measures none.
+    pub(crate) fn releases(&self) -> Option<Idle> {
+        match (self.accept, self.probe_weights.unwrap_or_default()) {
+            (AcceptArg::Always, _) => None,
+            (AcceptArg::IfLower, ProbeWeightsArg::AsTrained) => Some(Idle::BesideEvaluation),
+            (AcceptArg::IfLower, ProbeWeightsArg::Int8) => Some(Idle::WithParameters),
+        }
     }
 
     /// Held-out micro-batches needed: one set for jumps, and one for corrections.
@@ -298,6 +326,9 @@ mod tests {
         assert_eq!((lookahead.accept, lookahead.lengths.correct), (Accept::Always, 0));
         let dmd = options("direction=\"dmd\", full=11").expect("a table");
         assert_eq!(dmd.direction, Direction::Dmd { window: 8 });
+        assert_eq!(dmd.probe_weights, ProbeWeights::AsTrained);
+        let int8 = options("direction=\"difference\", probe-weights=\"int8\"").expect("a table");
+        assert_eq!(int8.probe_weights, ProbeWeights::Int8);
         let whole = options("direction=\"difference\", full=7").expect("a table");
         assert_eq!(whole.direction, Direction::Difference { window: 7 });
     }
@@ -326,6 +357,11 @@ mod tests {
             ("direction=\"outer\", accept=\"always\"", "a line search measures"),
             (
                 "direction=\"outer\", accept=\"always\", controller=\"constant\", noise=1",
+                "leave them out",
+            ),
+            ("direction=\"average\", probe-weights=\"int4\"", "unknown variant"),
+            (
+                "direction=\"outer\", accept=\"always\", controller=\"constant\", probe-weights=\"int8\"",
                 "leave them out",
             ),
             ("direction=\"outer\", controller=\"constant\", tau=-1", "tau is -1"),

@@ -353,6 +353,10 @@ fn a_classifier_predicts_and_what_is_refused_leaves_every_bit() {
     assert!(jumps(&moved, "accepted") > 0, "{moved:?}");
     assert!(bytes("moved") != bytes("plain"));
 
+    let int8 = predict("probe-weights=\"int8\"");
+    let flags = ["train", "pictures.toml", "--name", "int8", "--steps", "8", "--predict", &int8];
+    refused(&storm(folder, &flags), "have no form in 8 bits");
+
     // The pictures between those for evaluations and those for predictions.
     let rows = ["eval", "runs/moved", "--json", "--skip-rows", "2", "--leave-rows", "8"];
     let tested: Value = serde_json::from_str(&succeeded(&storm(folder, &rows))).expect("an object");

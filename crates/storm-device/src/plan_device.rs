@@ -3,7 +3,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use storm_graph::{Graph, Node, TensorId};
 use storm_host::ScratchPath;
-use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
+use storm_plan::{CheckedPlan, Idle, PerTier, Place, SegmentId, Tier};
 
 /// A device that runs a checked plan. It has memory in every tier, of exactly the plan's size, and queues
 /// that run concurrently with each other and with the host.
@@ -148,20 +148,21 @@ pub trait PlanDevice: Sized {
     /// [`PlanDevice::commit`].
     fn memory_taken(&self) -> PerTier<usize>;
 
-    /// Releases the device memory that neither persistent tensors nor evaluations use. The queues must be empty.
-    /// Until it is reclaimed, only evaluations may be issued, and only persistent tensors read and written. Returns
-    /// its size, which is 0 on a device that cannot do this.
+    /// Releases device memory that is idle between steps. The queues must be empty. Until it is reclaimed, only
+    /// evaluations may be issued, and with [`Idle::WithParameters`] not even these; only persistent tensors that were
+    /// not released may be read and written. Returns its size, which is 0 on a device that cannot do this.
     ///
     /// # Errors
     /// Something issued has failed, or from the system or the driver.
-    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+    fn release_idle(&mut self, idle: Idle) -> Result<u64, DeviceError> {
+        let _ = idle;
         Ok(0)
     }
 
     /// Reclaims the released memory, zeroed.
     ///
     /// # Errors
-    /// The memory is no longer available. Persistent tensors are intact.
+    /// The memory is no longer available. Persistent tensors that were not released are intact.
     fn reclaim_idle(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -177,6 +178,14 @@ pub trait PlanDevice: Sized {
     /// From the driver.
     fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
         Ok(self.memory_taken()[Tier::DEVICE] as u64)
+    }
+
+    /// [`PlanDevice::memory_in_use_bytes`] of this device and of another one that the process has at the same time.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn memory_in_use_with(&self, other: &Self) -> Result<u64, DeviceError> {
+        Ok(self.memory_in_use_bytes()? + other.memory_in_use_bytes()?)
     }
 
     /// Free device memory; `None` if no other process shares the device's memory.

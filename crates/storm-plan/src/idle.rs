@@ -4,41 +4,29 @@ use crate::plan::{Plan, Work};
 use crate::ranges::merged_ranges;
 use crate::tier::Tier;
 use std::ops::Range;
+use storm_graph::TensorClass;
+
+/// Device memory that can be released between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// What neither persistent tensors nor the evaluation use. Evaluations run meanwhile. Empty if the plan has no
+    /// evaluation.
+    BesideEvaluation,
+    /// All but persistent tensors that are not parameters. Nothing runs meanwhile, and parameters are zero afterwards.
+    WithParameters,
+}
 
 impl Plan {
-    /// Device memory that neither persistent tensors nor the evaluation use, in order. It can be released while only
-    /// evaluations run. Empty if the plan has no evaluation.
-    pub fn idle_in_evaluation(&self) -> Vec<Range<usize>> {
-        let Some(evaluation) = self.evaluation else { return Vec::new() };
-        let mut used: Vec<Range<usize>> = Vec::new();
-        let on_device = |tier: Tier| tier == Tier::DEVICE;
-        for lasting in &self.lasting {
-            for place in lasting.places.iter().filter(|place| on_device(place.tier)) {
-                used.push(place.offset..place.offset + lasting.tensor.size_bytes());
+    /// Device memory that is idle, in order.
+    pub fn idle(&self, idle: Idle) -> Vec<Range<usize>> {
+        let used = match idle {
+            Idle::BesideEvaluation => self.used_in_evaluation(),
+            Idle::WithParameters => {
+                let is_parameter = |class| matches!(class, TensorClass::Parameter(_));
+                Some(self.used_by_persistent(|class| !is_parameter(class)))
             }
-            for (piece, place) in lasting.parts.iter().filter(|(_, place)| on_device(place.tier)) {
-                let value = lasting.pieces[*piece as usize];
-                used.push(place.offset..place.offset + self.value(value).size_bytes);
-            }
-        }
-        for instruction in &self.instructions[self.segment(evaluation).instructions.clone()] {
-            match &instruction.work {
-                Work::Compute(compute) => {
-                    for operand in compute.reads.iter().chain(&compute.writes) {
-                        let end = operand.offset + self.value(operand.value).size_bytes;
-                        used.push(operand.offset..end);
-                    }
-                }
-                Work::Copy(copy) => {
-                    for place in copy.ends().into_iter().filter(|place| on_device(place.tier)) {
-                        used.push(place.offset..place.offset + copy.bytes);
-                    }
-                }
-                Work::Fetch(_) | Work::ReadAhead(_) => {}
-                // Collectives are not analyzed here, so nothing counts as idle.
-                Work::Collective(_) => return Vec::new(),
-            }
-        }
+        };
+        let Some(mut used) = used else { return Vec::new() };
         let end = self.bytes[Tier::DEVICE];
         used.push(end..end);
         let mut idle = Vec::new();
@@ -50,5 +38,48 @@ impl Plan {
             start = range.end;
         }
         idle
+    }
+
+    /// Device memory of persistent tensors of these classes.
+    fn used_by_persistent(&self, of: impl Fn(TensorClass) -> bool) -> Vec<Range<usize>> {
+        let mut used: Vec<Range<usize>> = Vec::new();
+        let on_device = |tier: Tier| tier == Tier::DEVICE;
+        for lasting in self.lasting.iter().filter(|lasting| of(lasting.tensor.class)) {
+            for place in lasting.places.iter().filter(|place| on_device(place.tier)) {
+                used.push(place.offset..place.offset + lasting.tensor.size_bytes());
+            }
+            for (piece, place) in lasting.parts.iter().filter(|(_, place)| on_device(place.tier)) {
+                let value = lasting.pieces[*piece as usize];
+                used.push(place.offset..place.offset + self.value(value).size_bytes);
+            }
+        }
+        used
+    }
+
+    /// Device memory of persistent tensors and of the evaluation. `None` if there is no evaluation, or one that is not
+    /// analyzed here.
+    fn used_in_evaluation(&self) -> Option<Vec<Range<usize>>> {
+        let evaluation = self.evaluation?;
+        let mut used = self.used_by_persistent(|_| true);
+        for instruction in &self.instructions[self.segment(evaluation).instructions.clone()] {
+            match &instruction.work {
+                Work::Compute(compute) => {
+                    for operand in compute.reads.iter().chain(&compute.writes) {
+                        let end = operand.offset + self.value(operand.value).size_bytes;
+                        used.push(operand.offset..end);
+                    }
+                }
+                Work::Copy(copy) => {
+                    let ends = copy.ends().into_iter();
+                    for place in ends.filter(|place| place.tier == Tier::DEVICE) {
+                        used.push(place.offset..place.offset + copy.bytes);
+                    }
+                }
+                Work::Fetch(_) | Work::ReadAhead(_) => {}
+                // Collectives are not analyzed here, so nothing counts as idle.
+                Work::Collective(_) => return None,
+            }
+        }
+        Some(used)
     }
 }

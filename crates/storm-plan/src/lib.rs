@@ -44,6 +44,7 @@ pub use decisions::{
 pub use error::PlanError;
 pub use graph_memory::{GRAPH_KERNEL_BYTES, SHORT_KERNEL_SECONDS};
 pub use holdings::{Holding, TensorKind};
+pub use idle::Idle;
 pub use lanes::{Lanes, NotLanes};
 pub use lower::{DISK_BLOCK_BYTES, Lowering};
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};

@@ -2,7 +2,7 @@
 
 use crate::feed::{Batches, Exchange, StepSeeds};
 use crate::input_rules::InputRules;
-use crate::{Losses, MicroBatch, Precision, TrainError, TrainOptions, weights};
+use crate::{Found, Losses, MicroBatch, Precision, TrainError, TrainOptions, weights};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use storm_device::PlanDevice;
@@ -64,15 +64,37 @@ impl<D: PlanDevice> Evaluation<D> {
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Evaluation<D>, TrainError> {
-        let (model, options) = (model.into(), frozen(options));
+        let model = model.into();
+        let mut evaluation = Evaluation::commit(&model, options, plan, device)?;
+        weights::load(&mut evaluation.planned, &model, source)?;
+        Ok(evaluation)
+    }
+
+    /// [`Evaluation::load`] without weights: they are zero.
+    pub(crate) fn commit(
+        model: &AnyModel,
+        options: &BuildOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+    ) -> Result<Evaluation<D>, TrainError> {
+        let options = frozen(options);
         let rules = InputRules::of_program(&model.build(&options)?);
         let exchange = Exchange::new(&plan, &rules)?;
-        let mut planned = Planned::commit(plan, device)?;
-        weights::load(&mut planned, &model, source)?;
+        let planned = Planned::commit(plan, device)?;
         let BuildOptions { batch, sequence, packing, .. } = options;
         let options =
             TrainOptions { packing, ..TrainOptions::new(batch, sequence, Precision::F32) };
         Ok(Evaluation { planned, exchange, rules, options, losses: Losses::default() })
+    }
+
+    /// The plan on its device.
+    pub(crate) fn planned(&mut self) -> &mut Planned<D> {
+        &mut self.planned
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &D {
+        self.planned.device()
     }
 
     /// Batches that go together: their loss is one sum, divided once.
@@ -90,6 +112,35 @@ impl<D: PlanDevice> Evaluation<D> {
     /// # Errors
     /// A batch does not fit, there are too many, a loss is not finite, or from the device.
     pub fn add(&mut self, batches: &[impl MicroBatch]) -> Result<(), TrainError> {
+        let valid: usize = batches.iter().map(MicroBatch::counted).sum();
+        let Some(found) = self.run(batches, valid, None)? else { return Ok(()) };
+        if !found.loss.is_finite() {
+            return Err(TrainError::NonFiniteResult { what: "loss", value: found.loss });
+        }
+        self.losses.add(found, valid);
+        Ok(())
+    }
+
+    /// The loss of each of these batches, at most as many as go together: the sum over its targets, divided by `valid`.
+    ///
+    /// # Errors
+    /// A batch does not fit, there are too many, or from the device.
+    pub(crate) fn each(
+        &mut self,
+        batches: &[impl MicroBatch],
+        valid: usize,
+        losses: &mut [f32],
+    ) -> Result<(), TrainError> {
+        self.run(batches, valid, Some(losses)).map(drop)
+    }
+
+    /// Runs batches whose losses are divided by `valid`. `None` if that is zero, which changes nothing.
+    fn run(
+        &mut self,
+        batches: &[impl MicroBatch],
+        valid: usize,
+        losses: Option<&mut [f32]>,
+    ) -> Result<Option<Found>, TrainError> {
         let most = self.micro_batches();
         if batches.len() > most {
             let problem = format!("{} go together, of {most} at most", batches.len());
@@ -99,20 +150,15 @@ impl<D: PlanDevice> Evaluation<D> {
             batch.check(&self.options)?;
             self.rules.check_entries(batch)
         })?;
-        let valid: usize = batches.iter().map(MicroBatch::counted).sum();
         if valid == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let seeds = StepSeeds { update: Seed { seed: 0, step: 0 }, forward: None };
         let mut feed =
             self.exchange.feed(Batches::Given(batches), valid as f32, StepScalars::NONE, seeds);
+        feed.losses = losses;
         self.planned.step(&mut feed)?;
-        let found = feed.found();
-        if !found.loss.is_finite() {
-            return Err(TrainError::NonFiniteResult { what: "loss", value: found.loss });
-        }
-        self.losses.add(found, valid);
-        Ok(())
+        Ok(Some(feed.found()))
     }
 
     /// What was found so far.

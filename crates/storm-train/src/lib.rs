@@ -75,8 +75,8 @@ pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use predict::{
     Accept, Controller, Direction, Expectation, Judgement, Jump, ParameterGroup, Phase,
-    PhaseLengths, PredictOptions, PredictState, Prediction, PredictionCost, UpdateSeen,
-    UpdatesSeen, Verdict, predict_bytes, prediction_seconds,
+    PhaseLengths, PredictOptions, PredictState, Prediction, PredictionCost, ProbeDevice,
+    ProbeWeights, UpdateSeen, UpdatesSeen, Verdict, predict_bytes, prediction_seconds,
 };
 pub use ranks::{Exchange, Flat, Heard, RankFigures, Ranks};
 pub use record::{

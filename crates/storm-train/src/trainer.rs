@@ -19,7 +19,7 @@ use storm_graph::{
     DType, Graph, Op, ParameterInstance, Program, ProgramParameter, StepScalars, Tensor, Training,
 };
 use storm_model::{AnyModel, IfExists, Initialization, ParameterSource, SaveOptions, Unit};
-use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
+use storm_plan::{CheckedPlan, Idle, PerTier, UpdateTime, Work};
 
 /// Trains a model under a plan. What the plan does not keep on the device is in host memory or on disk.
 ///
@@ -571,20 +571,20 @@ impl<D: PlanDevice> Trainer<D> {
         self.instances.iter().map(|instance| instance.name.as_str())
     }
 
-    /// Releases device memory that evaluations and persistent tensors do not use, until the next step. Returns its
-    /// size.
+    /// Releases device memory that is idle until the next step. Returns its size. After
+    /// [`Idle::WithParameters`], reclaim it and write all parameters before anything else.
     ///
     /// # Errors
     /// From the device.
-    pub fn release_idle(&mut self) -> Result<u64, TrainError> {
+    pub fn release_idle(&mut self, idle: Idle) -> Result<u64, TrainError> {
         self.flush()?;
-        Ok(self.planned.release_idle()?)
+        Ok(self.planned.release_idle(idle)?)
     }
 
     /// Reclaims the released memory.
     ///
     /// # Errors
-    /// The memory is no longer available. Parameters and state are intact.
+    /// The memory is no longer available. What was not released is intact.
     pub fn reclaim_idle(&mut self) -> Result<(), TrainError> {
         Ok(self.planned.reclaim_idle()?)
     }

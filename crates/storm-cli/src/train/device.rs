@@ -15,7 +15,7 @@ use std::sync::Arc;
 use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_device::{Collectives, DiskOptions, PlanDevice};
-use storm_plan::{Budget, HardwareProfile, Tier};
+use storm_plan::{Budget, HardwareProfile, Idle, Tier};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
@@ -213,8 +213,8 @@ pub(crate) trait Trains: PlanDevice {
         crew: Option<&Crew>,
     ) -> Self::Options;
 
-    /// The same for a run that releases memory between steps. The CPU always can.
-    fn releasing(options: Self::Options) -> Self::Options {
+    /// The same for a device that releases this memory between steps. The CPU always can.
+    fn releasing(options: Self::Options, _: Idle) -> Self::Options {
         options
     }
 }
@@ -264,7 +264,7 @@ impl Trains for CudaPlanDevice {
         }
     }
 
-    fn releasing(options: CudaPlanOptions) -> CudaPlanOptions {
-        CudaPlanOptions { releases_idle: true, ..options }
+    fn releasing(options: CudaPlanOptions, idle: Idle) -> CudaPlanOptions {
+        CudaPlanOptions { releases: Some(idle), ..options }
     }
 }

@@ -7,6 +7,7 @@ use super::output::{Style, print};
 use super::ranks::Crew;
 use super::setup::Setup;
 use crate::disk_tier::DiskTier;
+use crate::predict::PredictArg;
 use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
@@ -142,9 +143,9 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
         let tune_seconds = tuning::seconds(run_seconds);
         let options = D::options(self.cpu, budget, disk, tune_seconds, before, self.crew);
         // Predictions that measure held-out losses release the memory they do not need.
-        match self.settings.predict.as_ref().is_some_and(|predict| predict.held_out_batches() > 0) {
-            true => D::releasing(options),
-            false => options,
+        match self.settings.predict.as_ref().and_then(PredictArg::releases) {
+            Some(idle) => D::releasing(options, idle),
+            None => options,
         }
     }
 

@@ -168,7 +168,7 @@ options! {
         /// lower the loss on held-out data: a table of direction (`last-update`, `average`, `difference`, `outer`,
         /// `weight-average`, `dmd`; `none` and `random` to compare with); controller (`line-search` if not given, `constant` or `rssm`);
         /// accept (`if-lower` if not given, or `always`); tau; cost; growth; jumps; window; momentum; the lengths of the phases warm-up,
-        /// full and correct; probe-batches; noise; margin. docs/predictive.md explains them. As a flag:
+        /// full and correct; probe-batches; probe-weights (`as-trained` if not given, or `int8`); noise; margin. docs/predictive.md explains them. As a flag:
         /// `--predict 'direction="last-update"'`.
         predict: PredictArg;
     }

@@ -12,6 +12,7 @@ use super::values::OptimizerArg;
 use super::{disk_failure, launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
 use crate::predict::PredictArg;
+use crate::tuning::NO_TUNING;
 use crate::{progress, size};
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -22,10 +23,11 @@ use storm_device::PlanDevice;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
-use storm_plan::Tier;
+use storm_plan::{Idle, Tier};
 use storm_train::{
-    Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Pictures, Precision, Recorder,
-    Run, Sink, Stop, StopReason, TensorBoardFile, Trainer, prediction_seconds,
+    Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Pictures, Precision,
+    ProbeDevice, Recorder, Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
+    prediction_seconds,
 };
 
 /// How often the guard checks device memory.
@@ -182,7 +184,7 @@ fn begin<D: Trains>(
     if let Some((predict, held_out)) = setup.prediction()? {
         let rows = held_out.len() * plan.batch;
         let direction = predict.direction.name();
-        let bytes = run.predict(predict, held_out)?;
+        let bytes = run.predict(predict, held_out, probe_device::<D>(setup))?;
         let judged = match rows {
             0 => "every jump stays".to_owned(),
             rows => format!("{rows} held-out rows for jumps and corrections"),
@@ -211,6 +213,16 @@ fn test<D: Trains>(setup: &Setup, run: &mut Run<D>, recorder: &mut Recorder<'_>)
     Ok(run.test(&mut *source, steps, recorder)?)
 }
 
+/// The device that losses of predictions are measured on, if it is not that of the run.
+fn probe_device<D: Trains>(setup: &Setup) -> Option<ProbeDevice<D>> {
+    let idle = setup.settings.predict.as_ref()?.releases()?;
+    (idle == Idle::WithParameters).then(|| {
+        let options = D::options(setup.cpu, setup.launch.budget(), None, NO_TUNING, None, None);
+        let profile = setup.launch.profile().clone();
+        ProbeDevice { profile, options: D::releasing(options, idle) }
+    })
+}
+
 /// Measures what a prediction costs, if the options ask for it. The config of the run then has the
 /// number, so that a resumed run makes the same choices.
 fn measure_cost<D: Trains>(setup: &mut Setup, trainer: &mut Trainer<D>) -> Result<()> {
@@ -218,7 +230,8 @@ fn measure_cost<D: Trains>(setup: &mut Setup, trainer: &mut Trainer<D>) -> Resul
         return Ok(());
     }
     let Some((predict, held_out)) = setup.prediction()? else { return Ok(()) };
-    let seconds = prediction_seconds(trainer, predict, setup.steps, held_out)?;
+    let device = probe_device::<D>(setup);
+    let seconds = prediction_seconds(trainer, predict, setup.steps, held_out, device)?;
     let step_seconds = setup.launch.plan().predicted_seconds();
     // Three digits are more than such a measurement is worth.
     let steps: f64 = format!("{:.2e}", seconds / step_seconds).parse()?;

@@ -58,6 +58,25 @@ fn a_run_that_is_killed_in_a_prediction_goes_on_bit_by_bit() {
     place.run("whole", &changed).failed(2, &["predict was", "when the run began"]);
 }
 
+#[test]
+fn the_weights_of_probes_are_part_of_the_run() {
+    let place = Place::new();
+    let predict = format!("{PREDICT}, probe-weights=\"int8\"");
+    let flags = [&FLAGS[..FLAGS.len() - 1], &[predict.as_str()]].concat();
+    let events = place.run("whole", &flags).succeeded();
+    let measured = |event: &serde_json::Value| event["device_bytes"].as_u64().expect("a number");
+    let predicted: Vec<_> = events.iter().filter(|event| is(event, "predicted")).collect();
+    assert!(predicted.len() >= 2 && predicted.iter().all(|event| measured(event) > 0));
+    let mut running = place.start("killed", &flags);
+    while !is(&running.next().expect("an event"), "jumped") {}
+    running.child.kill().expect("it runs");
+    running.child.wait().expect("it ends");
+    place.run("killed", &[&flags[..], &["--resume"]].concat()).succeeded();
+    assert!(place.result("killed", 24) == place.result("whole", 24));
+    let changed = [&FLAGS[..], &["--resume"]].concat();
+    place.run("whole", &changed).failed(2, &["predict was", "when the run began"]);
+}
+
 /// The cost is measured once. The config of the run has it as a number, and a resumed run keeps it,
 /// whether it is given that config or the flags that the run began with.
 #[test]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use storm_device::{PlanDevice, Supply, Trace};
 use storm_graph::Tensor;
-use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
+use storm_plan::{CheckedPlan, Idle, PerTier, Plan, Run, SegmentId};
 
 /// Supplies the inputs of a step and receives its results. `micro_batch` counts through the whole step; it is `None`
 /// for what exists once per step.
@@ -221,13 +221,13 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Releases device memory that evaluations and persistent tensors do not use, until the next step. Returns its
-    /// size.
+    /// Releases device memory that is idle until the next step. Returns its size. See
+    /// [`PlanDevice::release_idle`] for what may follow.
     ///
     /// # Errors
     /// From the device.
-    pub fn release_idle(&mut self) -> Result<u64, ExecError> {
-        let bytes = self.device.release_idle()?;
+    pub fn release_idle(&mut self, idle: Idle) -> Result<u64, ExecError> {
+        let bytes = self.device.release_idle(idle)?;
         self.is_released = true;
         Ok(bytes)
     }
@@ -235,7 +235,7 @@ impl<D: PlanDevice> Planned<D> {
     /// Reclaims the released memory. Steps do that automatically.
     ///
     /// # Errors
-    /// The memory is no longer available. Persistent tensors are intact.
+    /// The memory is no longer available. Persistent tensors that were not released are intact.
     pub fn reclaim_idle(&mut self) -> Result<(), ExecError> {
         if self.is_released {
             self.device.reclaim_idle()?;

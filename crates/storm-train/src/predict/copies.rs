@@ -2,11 +2,13 @@
 //! start of a window, and the state of a direction. All of it is allocated before the first step.
 
 use super::direction::RandomWords;
+use super::int8::int8_bytes;
 use super::jump::{Form, f32_at};
 use super::modes::{Gram, INTERVALS, factors};
 use super::rssm::Rssm;
 use super::updates::STATISTICS_COPIES;
-use super::{Accept, Controller, Direction, PredictOptions};
+use super::write::Origin;
+use super::{Accept, Controller, Direction, PredictOptions, ProbeWeights};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::optimizer::names;
 use crate::{
@@ -50,7 +52,11 @@ pub fn predict_bytes(
     if matches!(predict.controller, Controller::Rssm { .. }) {
         bytes += STATISTICS_COPIES * observed_bytes(&state);
     }
-    Ok(bytes as u64 + WORK_BYTES)
+    let int8 = match predict.probe_weights {
+        ProbeWeights::AsTrained => 0,
+        ProbeWeights::Int8 => int8_bytes(&model, options)?,
+    };
+    Ok(bytes as u64 + WORK_BYTES + int8)
 }
 
 /// A parameter that predictions move.
@@ -232,9 +238,12 @@ impl Copies {
         snapshots.sum::<u64>() + WORK_BYTES
     }
 
-    /// θ of a weight before the jumps.
-    pub(super) fn base(&self, weight: usize) -> &[u8] {
-        self.undo.bytes(self.base[weight])
+    /// θ of a weight.
+    pub(super) fn base(&self, origin: Origin, weight: usize) -> &[u8] {
+        match origin {
+            Origin::Undo => self.undo.bytes(self.base[weight]),
+            Origin::Reference => self.reference.bytes(weight),
+        }
     }
 
     /// Restores the weights from before the jumps.
@@ -351,7 +360,7 @@ impl Copies {
     /// Root mean square of θ − reference, for one weight.
     pub(super) fn root_mean_square(&self, index: usize) -> f32 {
         let Weight { form, elements, .. } = self.weights[index];
-        let (now, before) = (self.base(index), self.reference.bytes(index));
+        let (now, before) = (self.base(Origin::Undo, index), self.reference.bytes(index));
         let sum = |chunk: usize| -> f64 {
             (chunk * CHUNK..elements.min((chunk + 1) * CHUNK))
                 .map(|at| f64::from(form.read(now, at) - form.read(before, at)).powi(2))

@@ -14,6 +14,17 @@ pub enum Accept {
     Always,
 }
 
+/// The weights that losses are measured with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProbeWeights {
+    /// Those of the next step.
+    #[default]
+    AsTrained,
+    /// The matrices of layers in 8 bits, see [`QuantizedFormat::Int8`](storm_graph::QuantizedFormat::Int8). The
+    /// weights that are trained are not on the device meanwhile.
+    Int8,
+}
+
 /// The options of predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PredictOptions {
@@ -25,6 +36,8 @@ pub struct PredictOptions {
     pub controller: Controller,
     /// Which jumps are kept.
     pub accept: Accept,
+    /// The weights that losses are measured with.
+    pub probe_weights: ProbeWeights,
     /// A jump is accepted if the probe loss falls by more than this many standard errors.
     pub noise: f64,
     /// Jumps are undone if the held-out loss is above its trend by more than this.
@@ -54,6 +67,9 @@ impl PredictOptions {
         }
         if !is_corrected && correct != 0 {
             return refuse(format!("correct is {correct}, and jumps that always stay have none"));
+        }
+        if !is_corrected && self.probe_weights != ProbeWeights::AsTrained {
+            return refuse("probe-weights is for losses, and none are measured".to_owned());
         }
         let window = self.direction.window();
         if window == 0 || window > full {
@@ -120,6 +136,7 @@ mod tests {
             direction: Direction::Outer { window: 8, momentum: 0.5 },
             controller: Controller::LineSearch { tau: 1.0, growth: 1.0, jumps: 5 },
             accept: Accept::IfLower,
+            probe_weights: ProbeWeights::AsTrained,
             noise: 1.0,
             margin: 0.01,
         };
@@ -174,6 +191,10 @@ mod tests {
             (
                 "tau is 0; it is a number other",
                 PredictOptions { controller: Controller::Constant { tau: 0.0 }, ..always },
+            ),
+            (
+                "probe-weights is for losses",
+                PredictOptions { probe_weights: ProbeWeights::Int8, ..always },
             ),
             ("margin is -1", PredictOptions { margin: -1.0, ..good }),
         ];

@@ -2,12 +2,15 @@
 
 use super::copies::{CHUNK, Copies, PIECE_ELEMENTS, WithCopies};
 use super::direction::{Averaged, Course, decay, mean_factor};
-use super::jump::{Piece, f32_at, fill};
+use super::held_out::HeldOut;
+use super::int8::{Int8Probe, ProbeDevice};
+use super::jump::f32_at;
 use super::phases::{Due, Phases};
-use super::probe::{Measured, Probe};
+use super::probe::Measured;
 use super::rssm::{Chosen, Expectation, Rssm, Settings, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
 use super::updates::UpdateWatch;
+use super::write::{Jumped, Origin, Work};
 use super::{Accept, Controller, Direction, Phase, PredictOptions, PredictionCost};
 use crate::{
     AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
@@ -17,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
 use storm_device::PlanDevice;
-use storm_exec::ExecError;
+use storm_plan::Idle;
 
 /// The outcome of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +138,7 @@ pub(crate) struct Made<'a> {
 }
 
 /// The predictions of a run.
-pub(crate) struct Predictor {
+pub(crate) struct Predictor<D: PlanDevice> {
     options: PredictOptions,
     phases: Phases,
     copies: Copies,
@@ -143,7 +146,7 @@ pub(crate) struct Predictor {
     /// For a learned controller. `None` if the optimizer does not record update statistics.
     updates: Option<UpdateWatch>,
     /// `None` if every jump is accepted.
-    held_out: Option<HeldOut>,
+    held_out: Option<HeldOut<D>>,
     /// Whether `copies.reference` holds the weights at the start of the window.
     has_reference: bool,
     /// Updates in the average.
@@ -155,20 +158,12 @@ pub(crate) struct Predictor {
     device_bytes: u64,
 }
 
-/// Held-out data to measure losses on.
-struct HeldOut {
-    /// For jumps.
-    probe: Probe,
-    /// For corrections. Separate, because jumps are selected on `probe`.
-    check: Probe,
-}
-
 /// Passes over held-out micro-batches that a jump needs: the loss before and after it, and the same
 /// for its correction.
 const PASSES: u32 = 4;
 
 /// Times a prediction with one jump, and the judgement of its correction. Call it before training
-/// begins; it changes no bit of the trainer. The held-out data is that of
+/// begins; it changes no bit of the trainer. The held-out data and the device are those of
 /// [`Run::predict`](crate::Run::predict).
 ///
 /// # Errors
@@ -178,21 +173,15 @@ pub fn prediction_seconds<D: PlanDevice>(
     options: PredictOptions,
     steps: u64,
     mut held_out: Vec<AnyBatch>,
+    device: Option<ProbeDevice<D>>,
 ) -> Result<f64, TrainError> {
     let check = held_out.split_off(held_out.len() / 2);
-    let mut predictor = Predictor::new(trainer, options, steps, [held_out, check])?;
+    let mut predictor = Predictor::new(trainer, options, steps, [held_out, check], device)?;
     // The first time also faults in the pages of the copies.
     predictor.rehearse(trainer)?;
     let begun = Instant::now();
     predictor.rehearse(trainer)?;
     Ok(begun.elapsed().as_secs_f64())
-}
-
-/// Buffers for a piece of a parameter and of its master.
-#[derive(Default)]
-struct Work {
-    parameter: Vec<u8>,
-    master: Vec<u8>,
 }
 
 /// The time of a step that prepares predictions, apart from predictions and judgements themselves.
@@ -219,18 +208,19 @@ impl Preparing {
     }
 }
 
-impl Predictor {
-    /// Allocates the copies. Both sets of held-out batches are used for nothing else. They are
-    /// unused if every jump is accepted.
+impl<D: PlanDevice> Predictor<D> {
+    /// Allocates the copies, and commits the probe to its device if it has one. Both sets of
+    /// held-out batches are used for nothing else. They are unused if every jump is accepted.
     ///
     /// # Errors
     /// An option is invalid, there is too little held-out data, or not enough memory.
-    pub(crate) fn new<D: PlanDevice>(
-        trainer: &Trainer<D>,
+    pub(crate) fn new(
+        trainer: &mut Trainer<D>,
         options: PredictOptions,
         steps: u64,
         [probe, check]: [Vec<AnyBatch>; 2],
-    ) -> Result<Predictor, TrainError> {
+        device: Option<ProbeDevice<D>>,
+    ) -> Result<Predictor<D>, TrainError> {
         options.check(steps)?;
         let rssm = match options.controller {
             Controller::Rssm { tau, cost } => {
@@ -248,17 +238,20 @@ impl Predictor {
             Controller::Constant { .. } | Controller::LineSearch { .. } => None,
         };
         let updates = rssm.as_ref().and_then(|_| UpdateWatch::new(trainer));
+        let mut copies = Copies::new(trainer, &options)?;
+        let held_out = match options.accept {
+            Accept::IfLower => {
+                let sets = [probe, check];
+                Some(HeldOut::new(trainer, &mut copies, &options, sets, device)?)
+            }
+            Accept::Always => None,
+        };
         Ok(Predictor {
             rssm,
             updates,
             phases: Phases::new(options.lengths),
-            copies: Copies::new(trainer, &options)?,
-            held_out: match options.accept {
-                Accept::IfLower => {
-                    Some(HeldOut { probe: Probe::new(probe)?, check: Probe::new(check)? })
-                }
-                Accept::Always => None,
-            },
+            copies,
+            held_out,
             options,
             has_reference: false,
             averaged: 0,
@@ -271,7 +264,10 @@ impl Predictor {
 
     /// Host memory it needs, without the held-out data.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.copies.size_bytes() + self.updates.as_ref().map_or(0, UpdateWatch::size_bytes)
+        let int8 = self.held_out.as_ref().and_then(|held_out| held_out.int8.as_ref());
+        self.copies.size_bytes()
+            + self.updates.as_ref().map_or(0, UpdateWatch::size_bytes)
+            + int8.map_or(0, Int8Probe::host_bytes)
     }
 
     /// The phase of the next step.
@@ -283,10 +279,7 @@ impl Predictor {
     ///
     /// # Errors
     /// The device failed.
-    pub(crate) fn see_updates<D: PlanDevice>(
-        &mut self,
-        trainer: &mut Trainer<D>,
-    ) -> Result<(), TrainError> {
+    pub(crate) fn see_updates(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
         self.updates.as_mut().map_or(Ok(()), |updates| updates.after_step(trainer))
     }
 
@@ -294,10 +287,7 @@ impl Predictor {
     ///
     /// # Errors
     /// The device failed.
-    pub(crate) fn restart_updates<D: PlanDevice>(
-        &mut self,
-        trainer: &mut Trainer<D>,
-    ) -> Result<(), TrainError> {
+    pub(crate) fn restart_updates(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
         self.updates.as_mut().map_or(Ok(()), |updates| updates.restart(trainer))
     }
 
@@ -306,7 +296,7 @@ impl Predictor {
     ///
     /// # Errors
     /// The device, the data or the observer failed.
-    pub(crate) fn after_step<D: PlanDevice>(
+    pub(crate) fn after_step(
         &mut self,
         trainer: &mut Trainer<D>,
         made: &Made<'_>,
@@ -340,13 +330,13 @@ impl Predictor {
         match self.phases.after_step(made.steps_left) {
             Due::Nothing => {}
             Due::FirstFull => {
-                self.start = self.measured(trainer)?;
+                self.start = self.judged_loss(trainer)?;
                 preparing.count();
             }
             Due::Predict => self.predict(trainer, made, observer)?,
             Due::Judge => {
                 let begun = Instant::now();
-                let loss = self.measured(trainer)?.map_or(f64::NAN, |point| point.loss());
+                let loss = self.judged_loss(trainer)?.map_or(f64::NAN, |point| point.loss());
                 back_to = self.judge(trainer, loss, made.step, begun, observer)?;
             }
         }
@@ -371,14 +361,68 @@ impl Predictor {
     }
 
     /// The held-out loss at the current weights, for the trend and corrections. `None` if not
-    /// measured.
-    fn measured<D: PlanDevice>(
-        &self,
+    /// measured. A probe in 8 bits uses the reference copy, which is free outside of full phases.
+    fn judged_loss(&mut self, trainer: &mut Trainer<D>) -> Result<Option<Point>, TrainError> {
+        if self.int8().is_none() {
+            return self.loss_of_corrections(trainer);
+        }
+        self.copies.reference.take(trainer)?;
+        self.begin_measuring(trainer, Origin::Reference)?;
+        let point = self.loss_of_corrections(trainer)?;
+        self.end_measuring(trainer)?;
+        let nowhere = self.nowhere();
+        let unmoved = jumped(trainer, Origin::Reference, &nowhere, 0.0, 0.0);
+        self.work.write(&self.copies, &unmoved, trainer)?;
+        Ok(point)
+    }
+
+    /// The held-out loss for the trend and corrections. `None` if not measured.
+    fn loss_of_corrections(
+        &mut self,
         trainer: &mut Trainer<D>,
     ) -> Result<Option<Point>, TrainError> {
-        let Some(held_out) = &self.held_out else { return Ok(None) };
-        let loss = held_out.check.measure(trainer)?.loss();
+        let Some(held_out) = &mut self.held_out else { return Ok(None) };
+        let loss = held_out.of_corrections(trainer)?.loss();
         Ok(Some(Point::new(trainer.updates(), loss)))
+    }
+
+    /// The probe in 8 bits, if losses are measured with it.
+    fn int8(&mut self) -> Option<&mut Int8Probe<D>> {
+        self.held_out.as_mut()?.int8.as_mut()
+    }
+
+    /// No direction.
+    fn nowhere(&self) -> Vec<Course> {
+        vec![Course::Nowhere; self.copies.weights.len()]
+    }
+
+    /// Before losses are measured: releases device memory. A probe in 8 bits takes what it needs of
+    /// it, and gets the weights from a copy.
+    fn begin_measuring(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        origin: Origin,
+    ) -> Result<(), TrainError> {
+        let nowhere = self.nowhere();
+        let Some(held_out) = &mut self.held_out else { return Ok(()) };
+        let Some(int8) = &mut held_out.int8 else {
+            trainer.release_idle(Idle::BesideEvaluation)?;
+            return Ok(());
+        };
+        trainer.release_idle(Idle::WithParameters)?;
+        int8.reclaim()?;
+        let unmoved = jumped(trainer, origin, &nowhere, 0.0, 0.0);
+        self.work.write(&self.copies, &unmoved, int8)?;
+        Ok(())
+    }
+
+    /// After losses were measured: takes the memory back. With a probe in 8 bits, the weights of
+    /// the trainer must be written next.
+    fn end_measuring(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
+        if let Some(int8) = self.int8() {
+            int8.release()?;
+        }
+        trainer.reclaim_idle()
     }
 
     /// Whether the window of the next prediction begins here.
@@ -401,7 +445,7 @@ impl Predictor {
     ///
     /// # Errors
     /// The device, the data or the observer failed.
-    pub(crate) fn after_bad_step<D: PlanDevice>(
+    pub(crate) fn after_bad_step(
         &mut self,
         trainer: &mut Trainer<D>,
         step: u64,
@@ -418,7 +462,7 @@ impl Predictor {
         Ok(back_to)
     }
 
-    fn judge<D: PlanDevice>(
+    fn judge(
         &mut self,
         trainer: &mut Trainer<D>,
         loss: f64,
@@ -456,7 +500,7 @@ impl Predictor {
     }
 
     /// Adds the last update, or the weights after it, to the average.
-    fn average<D: PlanDevice>(
+    fn average(
         &mut self,
         trainer: &mut Trainer<D>,
         what: Averaged,
@@ -498,7 +542,7 @@ impl Predictor {
         Ok(())
     }
 
-    fn predict<D: PlanDevice>(
+    fn predict(
         &mut self,
         trainer: &mut Trainer<D>,
         made: &Made<'_>,
@@ -511,10 +555,8 @@ impl Predictor {
         }
         let chosen: Option<Chosen> = chosen.flatten();
         self.copies.undo.take(trainer)?;
-        if self.held_out.is_some() {
-            trainer.release_idle()?;
-        }
-        let before = self.measured(trainer)?;
+        self.begin_measuring(trainer, Origin::Undo)?;
+        let before = self.loss_of_corrections(trainer)?;
         self.see_memory(trainer)?;
         let courses = self.courses();
         let mut measured = self.probed(trainer)?;
@@ -527,7 +569,7 @@ impl Predictor {
             self.see_memory(trainer)?;
             let change = match (&self.held_out, &measured, &now) {
                 (Some(held_out), Some(before), Some(now)) => {
-                    Some(held_out.probe.change(before, now))
+                    Some(held_out.probe().change(before, now))
                 }
                 _ => None,
             };
@@ -552,11 +594,9 @@ impl Predictor {
                 let is_accepted = verdict == Verdict::Accepted;
                 rssm.learn_outcome(chosen, jump.loss_before, jump.loss, is_accepted);
             }
-            if verdict != Verdict::Accepted {
-                match accepted {
-                    0 => self.copies.restore_weights(trainer)?,
-                    _ => drop(self.write_weights(trainer, &courses, total, total)?),
-                }
+            // A probe in 8 bits has the weights for now.
+            if verdict != Verdict::Accepted && self.int8().is_none() {
+                self.leave_at(trainer, &courses, accepted, total)?;
             }
             observer.event(&Event::Jumped { step: made.step, jump })?;
             if verdict != Verdict::Accepted {
@@ -566,7 +606,10 @@ impl Predictor {
             measured = now;
             accepted += 1;
         }
-        trainer.reclaim_idle()?;
+        self.end_measuring(trainer)?;
+        if self.int8().is_some() {
+            self.leave_at(trainer, &courses, accepted, total)?;
+        }
         self.has_reference = false;
         match before {
             Some(before) if accepted > 0 => {
@@ -590,19 +633,17 @@ impl Predictor {
 
     /// The work of a prediction with one jump that is refused, and of the judgement that an accepted
     /// one would have. Changes no bit.
-    fn rehearse<D: PlanDevice>(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
+    fn rehearse(&mut self, trainer: &mut Trainer<D>) -> Result<(), TrainError> {
         self.copies.undo.take(trainer)?;
-        if self.held_out.is_some() {
-            trainer.release_idle()?;
-        }
-        self.measured(trainer)?;
+        self.begin_measuring(trainer, Origin::Undo)?;
+        self.loss_of_corrections(trainer)?;
         self.probed(trainer)?;
-        let nowhere = vec![Course::Nowhere; self.copies.weights.len()];
+        let nowhere = self.nowhere();
         self.write_weights(trainer, &nowhere, 1.0, 0.0)?;
         self.probed(trainer)?;
-        self.copies.restore_weights(trainer)?;
-        trainer.reclaim_idle()?;
-        self.measured(trainer)?;
+        self.end_measuring(trainer)?;
+        self.leave_at(trainer, &nowhere, 0, 0.0)?;
+        self.judged_loss(trainer)?;
         trainer.synchronize()
     }
 
@@ -629,20 +670,16 @@ impl Predictor {
     }
 
     /// Records the device memory in use, if losses are measured.
-    fn see_memory<D: PlanDevice>(&mut self, trainer: &Trainer<D>) -> Result<(), TrainError> {
-        if self.held_out.is_some() {
-            let in_use = trainer.device().memory_in_use_bytes().map_err(ExecError::from)?;
-            self.device_bytes = self.device_bytes.max(in_use);
+    fn see_memory(&mut self, trainer: &Trainer<D>) -> Result<(), TrainError> {
+        if let Some(held_out) = &self.held_out {
+            self.device_bytes = self.device_bytes.max(held_out.memory_in_use(trainer)?);
         }
         Ok(())
     }
 
     /// The probe losses. `None` if not measured.
-    fn probed<D: PlanDevice>(
-        &self,
-        trainer: &mut Trainer<D>,
-    ) -> Result<Option<Measured>, TrainError> {
-        self.held_out.as_ref().map(|held_out| held_out.probe.measure(trainer)).transpose()
+    fn probed(&mut self, trainer: &mut Trainer<D>) -> Result<Option<Measured>, TrainError> {
+        self.held_out.as_mut().map(|held_out| held_out.of_jumps(trainer)).transpose()
     }
 
     /// The direction of each weight.
@@ -670,48 +707,35 @@ impl Predictor {
             .collect()
     }
 
-    /// Writes θ + τ·d, computed from the base. Returns the norm of the change of the stored weights
-    /// since the jump to `before`.
-    fn write_weights<D: PlanDevice>(
+    /// Writes θ + τ·d to where losses are measured. Returns the norm of the change of the stored
+    /// weights since the jump to `before`.
+    fn write_weights(
         &mut self,
         trainer: &mut Trainer<D>,
         courses: &[Course],
         tau: f32,
         before: f32,
     ) -> Result<f64, TrainError> {
-        let (seed, updates) = (trainer.options().seed, trainer.updates());
-        let (copies, Work { parameter, master }) = (&self.copies, &mut self.work);
-        let mut moved = 0.0;
-        for (index, (weight, course)) in copies.weights.iter().zip(courses).enumerate() {
-            let (base, reference) = (copies.base(index), copies.reference.bytes(index));
-            let state = copies.state.as_ref().map(|state| state.bytes(index));
-            let form = weight.form;
-            let (size, master_name) = (form.copied_bytes(), weight.master());
-            let elements = base.len() / size;
-            for first in (0..elements).step_by(PIECE_ELEMENTS) {
-                let end = elements.min(first + PIECE_ELEMENTS);
-                parameter.resize((end - first) * form.parameter_bytes(), 0);
-                master.resize((end - first) * form.master_bytes(), 0);
-                let piece = Piece {
-                    form,
-                    base: &base[first * size..end * size],
-                    reference: &reference[first * size..end * size],
-                    state: state.map(|state| &state[4 * first..4 * end]),
-                    words: weight.words(seed, updates),
-                    first_element: first,
-                };
-                moved += fill(&piece, course, tau, before, parameter, master);
-                trainer.write_state(
-                    &weight.parameter,
-                    first * form.parameter_bytes(),
-                    parameter,
-                )?;
-                if !master.is_empty() {
-                    trainer.write_state(&master_name, first * form.master_bytes(), master)?;
-                }
-            }
+        let moved = jumped(trainer, Origin::Undo, courses, tau, before);
+        match self.held_out.as_mut().and_then(|held_out| held_out.int8.as_mut()) {
+            Some(int8) => self.work.write(&self.copies, &moved, int8),
+            None => self.work.write(&self.copies, &moved, trainer),
         }
-        Ok(moved.sqrt())
+    }
+
+    /// Writes the weights to the trainer as the accepted jumps leave them.
+    fn leave_at(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        courses: &[Course],
+        accepted: u32,
+        tau: f32,
+    ) -> Result<(), TrainError> {
+        if accepted == 0 {
+            return self.copies.restore_weights(trainer);
+        }
+        let moved = jumped(trainer, Origin::Undo, courses, tau, tau);
+        self.work.write(&self.copies, &moved, trainer).map(drop)
     }
 
     /// The state for a checkpoint.
@@ -726,10 +750,7 @@ impl Predictor {
     }
 
     /// The trainer together with the copies, for a checkpoint.
-    pub(crate) fn with_copies<'a, D: PlanDevice>(
-        &'a mut self,
-        trainer: &'a mut Trainer<D>,
-    ) -> WithCopies<'a, D> {
+    pub(crate) fn with_copies<'a>(&'a mut self, trainer: &'a mut Trainer<D>) -> WithCopies<'a, D> {
         let undo = self.undo.as_ref().map(|_| StatePart::Undo);
         let reference = self.has_reference.then_some(StatePart::Reference);
         let state = self.copies.state.as_ref().map(|_| StatePart::Direction);
@@ -785,4 +806,16 @@ impl Predictor {
         self.undo = state.undo.clone();
         Ok(())
     }
+}
+
+/// The jump from θ of a copy in a run's current state.
+fn jumped<'a, D: PlanDevice>(
+    trainer: &Trainer<D>,
+    origin: Origin,
+    courses: &'a [Course],
+    tau: f32,
+    before: f32,
+) -> Jumped<'a> {
+    let (seed, updates) = (trainer.options().seed, trainer.updates());
+    Jumped { origin, courses, tau, before, seed, updates }
 }

@@ -1,5 +1,6 @@
 //! A fixed set of held-out micro-batches to measure losses on.
 
+use super::int8::Int8Probe;
 use super::paired::{Change, change};
 use crate::{AnyBatch, MicroBatch, TrainError, Trainer};
 use storm_device::PlanDevice;
@@ -41,13 +42,22 @@ impl Probe {
         Ok(Probe { batches, shares })
     }
 
-    /// The losses at the current weights.
+    /// How many there are.
+    pub(super) fn micro_batches(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// The losses at the current weights of the trainer, or of a probe of its own.
     pub(super) fn measure<D: PlanDevice>(
         &self,
         trainer: &mut Trainer<D>,
+        int8: Option<&mut Int8Probe<D>>,
     ) -> Result<Measured, TrainError> {
         let mut losses = vec![0.0; self.batches.len()];
-        trainer.evaluate_each(&self.batches, &mut losses)?;
+        match int8 {
+            Some(int8) => int8.measure(&self.batches, &mut losses)?,
+            None => drop(trainer.evaluate_each(&self.batches, &mut losses)?),
+        }
         Ok(Measured(losses))
     }
 

@@ -75,7 +75,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     watch: Option<Watch>,
     on_alarm: OnAlarm,
     data_watch: DataWatch,
-    predictor: Option<Predictor>,
+    predictor: Option<Predictor<D>>,
     viewer: Option<Viewer>,
 }
 

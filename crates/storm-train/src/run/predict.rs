@@ -2,12 +2,14 @@
 
 use super::{Observer, Run, RunError, StepEvent};
 use crate::predict::{BackTo, Made, Predictor};
-use crate::{AnyBatch, PredictOptions, PredictState, Storage, TrainError, Verified};
+use crate::{AnyBatch, PredictOptions, PredictState, ProbeDevice, Storage, TrainError, Verified};
 use storm_device::PlanDevice;
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// Turns predictions on. On resume, call this before [`Run::resume`]. One half of the held-out micro-batches
     /// chooses jumps by their loss, and the other half judges corrections; nothing else may train or evaluate on them.
+    /// `device` is for losses with weights in 8 bits, see [`ProbeWeights`](crate::ProbeWeights).
+    ///
     /// Allocates host memory for copies and returns its size, which is that of [`predict_bytes`](crate::predict_bytes).
     ///
     /// # Errors
@@ -16,10 +18,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         &mut self,
         options: PredictOptions,
         mut held_out: Vec<AnyBatch>,
+        device: Option<ProbeDevice<D>>,
     ) -> Result<u64, TrainError> {
         let check = held_out.split_off(held_out.len() / 2);
-        let steps = self.options.steps;
-        let predictor = Predictor::new(&self.trainer, options, steps, [held_out, check])?;
+        let (steps, sets) = (self.options.steps, [held_out, check]);
+        let predictor = Predictor::new(&mut self.trainer, options, steps, sets, device)?;
         self.progress.predict = Some(predictor.state());
         let bytes = predictor.size_bytes();
         self.predictor = Some(predictor);

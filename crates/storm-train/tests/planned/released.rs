@@ -6,7 +6,7 @@ use crate::support::{learning_rate, options, sized_batches, tiny};
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::ModelConfig;
-use storm_plan::{Budget, Forced, Plan, TensorKind, Tier, UpdateTime, plan};
+use storm_plan::{Budget, Forced, Idle, Plan, TensorKind, Tier, UpdateTime, plan};
 use storm_train::{Batch, Precision, TrainOptions, Trainer, training_task};
 
 const MICRO_BATCHES: usize = 2;
@@ -54,7 +54,7 @@ fn at_least_the_saved_activations_are_released() {
             }
             let full = in_use(&less);
             assert_eq!(full as usize, less.plan().bytes[Tier::DEVICE]);
-            let released = less.release_idle().expect("it is idle");
+            let released = less.release_idle(Idle::BesideEvaluation).expect("it is idle");
             let found = less.evaluate(&data(9)).expect("an evaluation").loss;
             assert_eq!(found.to_bits(), all.evaluate(&data(9)).expect("the same").loss.to_bits());
             // Measured after the evaluation, which touches pages.
@@ -80,7 +80,7 @@ fn memory_that_is_gone_is_an_error_and_state_is_whole() {
     trainer.step(&data(0), 0.01).expect("a step");
     let name = trainer.parameter_names().next().expect("a parameter").to_owned();
     let before = trainer.read(&name).expect("a tensor");
-    trainer.release_idle().expect("it is idle");
+    trainer.release_idle(Idle::BesideEvaluation).expect("it is idle");
     for _ in 0..2 {
         let error = trainer.step(&data(1), 0.01).expect_err("it is gone").to_string();
         assert!(error.contains("refused on purpose"), "{error}");

@@ -195,7 +195,9 @@ fn run<D: PlanDevice>(
             }
             if step == flush_at / 2 {
                 if !flush_at.is_multiple_of(3) {
-                    trainer.release_idle().expect("memory that is not needed");
+                    trainer
+                        .release_idle(storm_plan::Idle::BesideEvaluation)
+                        .expect("memory that is not needed");
                 }
                 evaluated = Some(trainer.evaluate(&batches).expect("an evaluation").loss);
             }

@@ -100,7 +100,7 @@ fn run(folder: &std::path::Path, predict: Option<PredictOptions>) -> CpuRun {
         batches.iter_mut().for_each(|batch| {
             source.next_batch(batch).expect("a batch");
         });
-        run.predict(predict, batches).expect("predictions");
+        run.predict(predict, batches, None).expect("predictions");
     }
     run
 }

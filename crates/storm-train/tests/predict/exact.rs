@@ -6,7 +6,7 @@ use crate::support::{
 use storm_plan::UpdateTime;
 use storm_train::{Controller, Direction, Precision, PredictOptions, Stop, Verdict};
 
-fn state_is_equal(case: &Case, found: &End, expected: &End) {
+pub(crate) fn state_is_equal(case: &Case, found: &End, expected: &End) {
     for ((name, found), (other, expected)) in found.state.iter().zip(&expected.state) {
         assert_eq!(name, other);
         assert!(found == expected, "{name} differs: {case:?}");

@@ -15,7 +15,8 @@ fn too_little_held_out_data_is_refused() {
             storm_train::BatchSource::next_batch(&mut source, &mut batch).expect("a batch");
             batches.push(batch);
         }
-        let error = run.predict(predict(Direction::LastUpdate), batches).expect_err("too few");
+        let error =
+            run.predict(predict(Direction::LastUpdate), batches, None).expect_err("too few");
         assert!(error.to_string().contains("at least 2"), "{error}");
     }
 }
@@ -32,11 +33,11 @@ fn options_that_make_no_sense_are_refused() {
     ];
     for (options, expected) in bad {
         let mut run = run(folder.path(), &F32, run_options(&F32, STEPS), None);
-        let error = run.predict(options, Vec::new()).expect_err(expected).to_string();
+        let error = run.predict(options, Vec::new(), None).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}");
     }
     let mut run = run(folder.path(), &F32, run_options(&F32, 8), None);
-    let error = run.predict(good, Vec::new()).expect_err("too short").to_string();
+    let error = run.predict(good, Vec::new(), None).expect_err("too short").to_string();
     assert!(error.contains("take 9 steps") && error.contains("has 8"), "{error}");
 }
 

@@ -4,6 +4,7 @@
 mod cost;
 mod exact;
 mod input;
+mod int8;
 mod memory;
 mod outer;
 mod resume;

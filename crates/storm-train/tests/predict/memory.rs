@@ -22,11 +22,11 @@ fn the_price_is_what_is_taken() {
             for batch in &mut batches {
                 source.next_batch(batch).expect("a batch");
             }
-            let taken = run.predict(predict(direction), batches).expect("memory");
+            let taken = run.predict(predict(direction), batches, None).expect("memory");
             let price = |options| predict_bytes(tiny(&case), &train_options(&case), &options);
             let full = price(predict(direction)).expect("a model");
             assert_eq!(taken, full, "{direction:?} {case:?}");
-            let taken = run.predict(always(direction, 1.0), Vec::new()).expect("memory");
+            let taken = run.predict(always(direction, 1.0), Vec::new(), None).expect("memory");
             assert_eq!(taken, price(always(direction, 1.0)).expect("a model"));
             assert!(taken < full, "no moments are copied");
         }

@@ -7,7 +7,7 @@ use crate::support::{
 use storm_train::{Direction, PredictOptions, RunOptions, Stop};
 
 /// Settings with which some jumps stay and some are undone.
-fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
+pub(crate) fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
     vec![
         (predict(direction), HeldOut::Alike),
         (PredictOptions { margin: 0.0, ..predict(direction) }, HeldOut::Opposed),
@@ -26,32 +26,41 @@ fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
             settings.push((always(direction, -0.5), HeldOut::Alike));
         }
         for settings in settings {
-            let (expected, all) = whole(&case, STEPS, Some(settings));
             let first_step = first_steps.next().expect("a cycle") as u64;
-            for step in (first_step..STEPS).step_by(every) {
-                let folder = tempfile::tempdir().expect("a folder");
-                let options = run_options(&case, STEPS);
-                let mut first = run(folder.path(), &case, options.clone(), Some(settings));
-                let mut heard = Heard { stop_after: Some(step), ..Heard::default() };
-                let stop = heard.stop.clone();
-                first.train(&stop, &mut heard).expect("a run");
-                drop(first);
-                let mut second = run(folder.path(), &case, options, Some(settings));
-                assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(step));
-                second.train(&Stop::new(), &mut heard).expect("a run");
-                assert!(end(&mut second) == expected, "{direction:?} {case:?} stopped at {step}");
-                // As text, in which NaN equals itself.
-                assert_eq!(format!("{:?}", heard.jumps), format!("{:?}", all.jumps));
-                // Their times differ.
-                let judged = |heard: &Heard| -> Vec<(u64, u64, u64, bool)> {
-                    let bits = |(step, j): &(u64, storm_train::Judgement)| {
-                        (*step, j.loss.to_bits(), j.expected.to_bits(), j.kept)
-                    };
-                    heard.judgements.iter().map(bits).collect()
-                };
-                assert_eq!(judged(&heard), judged(&all));
-            }
+            stopped_after(&case, settings, (first_step..STEPS).step_by(every));
         }
+    }
+}
+
+/// Stops the run after each of these steps, and resumes it.
+pub(crate) fn stopped_after(
+    case: &Case,
+    settings: (PredictOptions, HeldOut),
+    steps: impl Iterator<Item = u64>,
+) {
+    let (expected, all) = whole(case, STEPS, Some(settings));
+    for step in steps {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = run_options(case, STEPS);
+        let mut first = run(folder.path(), case, options.clone(), Some(settings));
+        let mut heard = Heard { stop_after: Some(step), ..Heard::default() };
+        let stop = heard.stop.clone();
+        first.train(&stop, &mut heard).expect("a run");
+        drop(first);
+        let mut second = run(folder.path(), case, options, Some(settings));
+        assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(step));
+        second.train(&Stop::new(), &mut heard).expect("a run");
+        assert!(end(&mut second) == expected, "{settings:?} {case:?} stopped at {step}");
+        // As text, in which NaN equals itself.
+        assert_eq!(format!("{:?}", heard.jumps), format!("{:?}", all.jumps));
+        // Their times differ.
+        let judged = |heard: &Heard| -> Vec<(u64, u64, u64, bool)> {
+            let bits = |(step, j): &(u64, storm_train::Judgement)| {
+                (*step, j.loss.to_bits(), j.expected.to_bits(), j.kept)
+            };
+            heard.judgements.iter().map(bits).collect()
+        };
+        assert_eq!(judged(&heard), judged(&all));
     }
 }
 

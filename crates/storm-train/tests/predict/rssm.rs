@@ -78,7 +78,7 @@ fn measuring_the_cost_changes_no_bit() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut measured = run(folder.path(), &case, run_options(&case, 12), settings);
         let seconds =
-            prediction_seconds(measured.trainer(), learned(), 12, HeldOut::Alike.batches());
+            prediction_seconds(measured.trainer(), learned(), 12, HeldOut::Alike.batches(), None);
         let seconds = seconds.expect("a time");
         assert!(seconds > 0.0 && seconds.is_finite());
         measured.train(&Stop::new(), &mut Heard::default()).expect("a run");
@@ -229,6 +229,6 @@ fn its_state_is_in_the_price() {
     assert!((500_000..2_000_000).contains(&more), "{more}");
     let folder = tempfile::tempdir().expect("a folder");
     let mut run = run(folder.path(), &SEEN, run_options(&SEEN, STEPS), None);
-    let taken = run.predict(learned(), HeldOut::Alike.batches()).expect("memory");
+    let taken = run.predict(learned(), HeldOut::Alike.batches(), None).expect("memory");
     assert_eq!(taken, price(RSSM));
 }

@@ -10,9 +10,9 @@ use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
     Accept, AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
     Judgement, Jump, Moments, Observed, Observer, OptimizerMethod, OptimizerOptions, PhaseLengths,
-    Precision, PredictOptions, Prediction, PredictionCost, Progress, Retention, Run, RunError,
-    RunOptions, Schedule, StepEvent, Stop, TrainOptions, Trainer, TrainingState, UpdatesSeen,
-    training_task,
+    Precision, PredictOptions, Prediction, PredictionCost, ProbeDevice, ProbeWeights, Progress,
+    Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, TrainOptions, Trainer,
+    TrainingState, UpdatesSeen, training_task,
 };
 
 pub(crate) type CpuRun = Run<CpuPlanDevice>;
@@ -35,6 +35,8 @@ pub(crate) struct Case {
     /// Whether the weights beside adapters are int8, in steps and in probes.
     pub(crate) int8_base: bool,
     pub(crate) decays: bool,
+    /// Width of the model.
+    pub(crate) hidden: usize,
 }
 
 /// A controller that learns.
@@ -50,6 +52,7 @@ pub(crate) const F32: Case = Case {
     int8: false,
     int8_base: false,
     decays: true,
+    hidden: 8,
 };
 
 /// Every precision, both times of an update, with and without adapters.
@@ -69,12 +72,12 @@ pub(crate) fn cases() -> Vec<Case> {
 pub(crate) fn tiny(case: &Case) -> ModelConfig {
     let mut config = preset("mistral-7b").expect("a preset");
     config.vocab_size = 19;
-    config.hidden_size = 8;
+    config.hidden_size = case.hidden;
     config.layer_count = 3;
     config.query_heads = 2;
     config.kv_heads = 2;
-    config.head_dim = 4;
-    config.intermediate_size = 12;
+    config.head_dim = case.hidden / 2;
+    config.intermediate_size = case.hidden + case.hidden / 2;
     config.max_positions = 8;
     config.initializer_range = 0.2;
     if case.int8_base {
@@ -106,13 +109,9 @@ pub(crate) fn train_options(case: &Case) -> TrainOptions {
 pub(crate) fn trainer(case: &Case) -> Trainer<CpuPlanDevice> {
     let (config, options) = (tiny(case), train_options(case));
     let task = training_task(&config, &options, MICRO_BATCHES).expect("a valid model");
-    let profile = HardwareProfile {
-        overhead_bytes: 0,
-        ..HardwareProfile::builtin("reference").expect("built in")
-    };
     let budget = Budget::new(case.device_bytes, 1 << 40);
     let forced = Forced { update: Some(case.update), ..Forced::default() };
-    let planned = plan(&task, &profile, budget, &forced).expect("a plan");
+    let planned = plan(&task, &profile(), budget, &forced).expect("a plan");
     let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
     Trainer::new(config, options, planned.plan.into(), device).expect("a trainer")
 }
@@ -175,8 +174,30 @@ pub(crate) fn predict(direction: Direction) -> PredictOptions {
         direction,
         controller: Controller::LineSearch { tau: 1.0, growth: 2.0, jumps: 3 },
         accept: Accept::IfLower,
+        probe_weights: ProbeWeights::AsTrained,
         noise: 0.0,
         margin: 0.1,
+    }
+}
+
+/// The same with matrices in 8 bits where losses are measured.
+pub(crate) fn in_int8(options: PredictOptions) -> PredictOptions {
+    PredictOptions { probe_weights: ProbeWeights::Int8, ..options }
+}
+
+/// The device of probes, if these options need one.
+pub(crate) fn probe_device(options: &PredictOptions) -> Option<ProbeDevice<CpuPlanDevice>> {
+    let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
+    match options.probe_weights {
+        ProbeWeights::AsTrained => None,
+        ProbeWeights::Int8 => Some(ProbeDevice { profile: profile(), options: device }),
+    }
+}
+
+fn profile() -> HardwareProfile {
+    HardwareProfile {
+        overhead_bytes: 0,
+        ..HardwareProfile::builtin("reference").expect("built in")
     }
 }
 
@@ -229,7 +250,8 @@ pub(crate) fn run(
     let mut run = Run::new(trainer(case), source(0), Some(source(3000)), checkpoints, options)
         .expect("a run");
     if let Some((options, held_out)) = predict {
-        run.predict(options, held_out.batches()).expect("predictions");
+        let device = probe_device(&options);
+        run.predict(options, held_out.batches(), device).expect("predictions");
     }
     run
 }

@@ -39,7 +39,8 @@ pub(super) fn families() -> &'static [&'static str] {
         "attention128",
         "attention192",
         "attention256",
-        "attention_sums",
+        "attention_sums64",
+        "attention_sums128",
         "cached_attention",
         "few_rows",
         "fp8",
@@ -198,7 +199,8 @@ impl Builder {
             "norm" => self.norm(),
             "qk_norm" | "rotary" | "attention" | "attention64" | "attention96" | "attention128"
             | "attention192" | "attention256" => self.heads(family),
-            "attention_sums" => self.attention_sums(),
+            "attention_sums64" => self.attention_sums(64),
+            "attention_sums128" => self.attention_sums(128),
             "cached_attention" => self.cached_attention(),
             "few_rows" => self.few_rows(),
             "fp8" => self.fp8(),
@@ -410,12 +412,11 @@ impl Builder {
 
     /// Sequences that are long enough for [`AttentionSums`](storm_graph::AttentionSums). In the last
     /// shape, key heads take turns at the memory of the sums.
-    fn attention_sums(&mut self) -> Result<(), GraphError> {
+    fn attention_sums(&mut self, head_dim: usize) -> Result<(), GraphError> {
         let dtype = std::mem::replace(&mut self.dtype, DType::BF16);
         let shapes = [(1, 1, 2, 1024), (1, 2, 3, 1100), (2, 1, 4, 897), (1, 66, 2, 1024)];
         let (batch, key_value_heads, shared_by, time) = self.random.pick(&shapes);
         let query_heads = key_value_heads * shared_by;
-        let head_dim = if key_value_heads > 2 { 64 } else { self.random.pick(&[64, 128]) };
         let heads = HeadLayout { query_heads, key_value_heads, head_dim };
         let qkv = self.input("qkv", &[batch, time, heads.qkv_width()]);
         let scale = 1.0 / (head_dim as f32).sqrt();

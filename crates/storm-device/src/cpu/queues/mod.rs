@@ -28,7 +28,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use storm_graph::{Graph, Node, TensorId};
 use storm_host::ScratchPath;
-use storm_plan::{CheckedPlan, InstructionId, PerQueue, PerTier, Place, Queue, SegmentId, Tier};
+use storm_plan::{
+    CheckedPlan, Idle, InstructionId, PerQueue, PerTier, Place, Queue, SegmentId, Tier,
+};
 use worker::Worker;
 
 /// A checked plan on the CPU. Kernels run in a separate rayon pool, and the compute queue runs on
@@ -238,9 +240,9 @@ impl PlanDevice for CpuPlanDevice {
         }
     }
 
-    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+    fn release_idle(&mut self, idle: Idle) -> Result<u64, DeviceError> {
         self.reclaim_idle()?;
-        let idle = self.program.plan.idle_in_evaluation();
+        let idle = self.program.plan.idle(idle);
         let memory = self.quiet_memory(Tier::DEVICE)?;
         // SAFETY: the queues are empty, and no instruction that is issued before the memory is
         // restored uses it.

@@ -31,14 +31,14 @@ template <int ROWS, int THREADS = GROUP>
 __device__ __forceinline__ void panels_load(unsigned tile, const bf16 *from, int stride, int valid_rows) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     static_assert(STEP % 4 == 0 && ROWS % (2 * STEP) == 0, "tile shape");
-    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x % THREADS / CHUNKS;
     const bf16 *source = from + static_cast<long long>(first) * stride + chunk * 8;
-    const unsigned even = tile + panel_offset<ROWS>(first, chunk);
-    // Steps of 4 rows meet either half of a swizzle of 8.
-    const unsigned odd = STEP % 8 == 0 ? even : tile + panel_offset<ROWS>(first + STEP, chunk) - STEP * 128;
+    const unsigned to = tile + panel_offset<ROWS>(first, chunk);
+    // Steps of 4 rows meet either half of a swizzle of 8, whose chunks differ in one bit.
+    [[maybe_unused]] const unsigned other = to ^ 4 << 4;
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
-        copy_16((i % 2 ? odd : even) + i * STEP * 128, source, first + i * STEP < valid_rows);
+        copy_16((STEP % 8 != 0 && i % 2 ? other : to) + i * STEP * 128, source, first + i * STEP < valid_rows);
         source += STEP * stride;
     }
 }

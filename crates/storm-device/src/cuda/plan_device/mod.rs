@@ -42,7 +42,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_graph::{Graph, Node, TensorId};
 use storm_host::ScratchPath;
-use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier, Work};
+use storm_plan::{
+    CheckedPlan, Idle, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier, Work,
+};
 use timeline::Timeline;
 
 /// A checked plan on a GPU.
@@ -68,6 +70,8 @@ pub struct CudaPlanDevice {
     recording: bool,
     disturbance: Disturbance,
     vram_bytes: Option<u64>,
+    /// What can be released between steps.
+    releases: Option<Idle>,
     /// Waits after every instruction, so that an error is attributed to the one that caused it.
     synchronous: bool,
     /// The error that stopped the device.
@@ -330,13 +334,8 @@ impl PlanDevice for CudaPlanDevice {
         };
         tools.context.make_current()?;
         let ranks = options.ranks.take();
-        let mut program = Program::new(
-            &plan,
-            &tools,
-            options.copy_slowdown,
-            ranks.clone(),
-            options.releases_idle,
-        )?;
+        let mut program =
+            Program::new(&plan, &tools, options.copy_slowdown, ranks.clone(), options.releases)?;
         let mut progress = options.progress.take().unwrap_or_else(|| Box::new(|_| {}));
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
         let mut queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
@@ -391,6 +390,7 @@ impl PlanDevice for CudaPlanDevice {
             recording: true,
             disturbance,
             vram_bytes: options.vram_bytes,
+            releases: options.releases,
             synchronous,
             failure: None,
         };
@@ -630,8 +630,12 @@ impl PlanDevice for CudaPlanDevice {
         if kernels.module_count() > modules { self.check_budget() } else { Ok(()) }
     }
 
-    fn release_idle(&mut self) -> Result<u64, DeviceError> {
+    fn release_idle(&mut self, idle: Idle) -> Result<u64, DeviceError> {
         self.synchronize()?;
+        // Memory is in parts for one kind only.
+        if self.releases != Some(idle) {
+            return Ok(0);
+        }
         Ok(self.program.memory_mut().give_back()?)
     }
 
@@ -651,6 +655,11 @@ impl PlanDevice for CudaPlanDevice {
 
     fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
         Ok(self.memory_in_use()?.bytes)
+    }
+
+    /// The driver counts the whole process.
+    fn memory_in_use_with(&self, _: &CudaPlanDevice) -> Result<u64, DeviceError> {
+        self.memory_in_use_bytes()
     }
 
     fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {

@@ -3,6 +3,7 @@ use crate::DiskOptions;
 use crate::cuda::CudaRanks;
 use std::fmt;
 use std::sync::Arc;
+use storm_plan::Idle;
 
 /// How a GPU runs a plan.
 pub struct CudaPlanOptions {
@@ -31,9 +32,8 @@ pub struct CudaPlanOptions {
     pub disk: Option<DiskOptions>,
     /// The other ranks. Required if the plan is for several ranks.
     pub ranks: Option<Arc<CudaRanks>>,
-    /// Allocate device memory in parts, so that what evaluations do not use can be given back
-    /// between steps.
-    pub releases_idle: bool,
+    /// Allocate device memory in parts, so that this can be given back between steps.
+    pub releases: Option<Idle>,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
@@ -85,7 +85,7 @@ impl Default for CudaPlanOptions {
             graphs: GraphUse::WhereShort,
             disk: None,
             ranks: None,
-            releases_idle: false,
+            releases: None,
             progress: None,
             kept: None,
         }
@@ -106,7 +106,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("graphs", &self.graphs)
             .field("disk", &self.disk)
             .field("ranks", &self.ranks)
-            .field("releases_idle", &self.releases_idle)
+            .field("releases", &self.releases)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }

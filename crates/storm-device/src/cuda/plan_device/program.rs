@@ -14,7 +14,7 @@ use crate::{DeviceError, PlanDevice};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use storm_plan::{Compute, InstructionId, Link, Plan, Tier, Work};
+use storm_plan::{Compute, Idle, InstructionId, Link, Plan, Tier, Work};
 use storm_ranks::Place;
 
 /// All launches, products and copies of a plan with their addresses, and the block of memory they use.
@@ -48,7 +48,7 @@ impl Program {
         tools: &Tools,
         copy_slowdown: f64,
         ranks: Option<Arc<CudaRanks>>,
-        releases_idle: bool,
+        releases: Option<Idle>,
     ) -> Result<Program, DeviceError> {
         let place = ranks.as_ref().map(|ranks| ranks.place());
         let is_planned =
@@ -57,9 +57,9 @@ impl Program {
             return Err(DeviceError::NoRanks);
         }
         let bytes = plan.bytes[Tier::DEVICE];
-        let memory = match releases_idle {
-            true => tools.context.allocate_in_parts(bytes, &plan.idle_in_evaluation())?,
-            false => tools.context.allocate(bytes)?,
+        let memory = match releases {
+            Some(idle) => tools.context.allocate_in_parts(bytes, &plan.idle(idle))?,
+            None => tools.context.allocate(bytes)?,
         };
         let work = Vec::with_capacity(plan.instructions.len());
         let copy_slowdown = copy_slowdown.max(1.0);
