@@ -95,9 +95,13 @@ struct Tools {
 }
 
 impl Tools {
-    fn new(ordinal: usize) -> Result<Tools, DeviceError> {
+    /// Kernels are for `multiprocessors` of the card, or for all of them if `None`: the blocks of some
+    /// must all run at the same time.
+    fn new(ordinal: usize, multiprocessors: Option<usize>) -> Result<Tools, DeviceError> {
         let context = Context::open(ordinal)?;
-        let kernels = Kernels::new(context.card.clone())?;
+        let mut card = context.card.clone();
+        card.multiprocessors = card.multiprocessors.min(multiprocessors.unwrap_or(usize::MAX));
+        let kernels = Kernels::new(card)?;
         Ok(Tools { gemm: Gemm::new(&context)?, kernels, context })
     }
 }
@@ -330,7 +334,7 @@ impl PlanDevice for CudaPlanDevice {
         // released last.
         let (tools, kept_host) = match options.kept.take() {
             Some(CudaKept { host, tools }) => (tools, Some(host)),
-            None => (Tools::new(options.ordinal)?, None),
+            None => (Tools::new(options.ordinal, options.multiprocessors)?, None),
         };
         tools.context.make_current()?;
         let ranks = options.ranks.take();
