@@ -61,7 +61,8 @@ impl AttentionSums {
         // Of an item: loading keys, storing results, and waiting for the first turns.
         const OVERHEAD: usize = 4;
         let items = blocks - blocks / 2;
-        let rounds = (key_heads * items).div_ceil(Self::AT_ONCE);
+        // Items of a key head wait for each other, so a key head advances only if all of its items run.
+        let rounds = key_heads.div_ceil(Self::AT_ONCE / items);
         let one = 5 * rounds * (shared_by * (blocks + 1) + OVERHEAD);
         let all = key_heads * shared_by * blocks * (blocks + 1) / 2;
         let two = 7 * all.div_ceil(Self::AT_ONCE).max(shared_by * blocks);
@@ -126,5 +127,11 @@ mod tests {
         assert_eq!(of(DType::BF16, 128, &whole, Mask::Causal, false), None);
         let xl = heads(25, 25, 64);
         assert_eq!(AttentionSums::of(DType::BF16, 8, 1024, &xl, Mask::Causal, false), None);
+        // 72 items of a key head: a second key head would not run at once. With 128 items, hardly
+        // any place is idle.
+        let long =
+            |seq| AttentionSums::of(DType::BF16, 1, seq, &heads(32, 8, 128), Mask::Causal, false);
+        assert_eq!(long(72 * 256), None);
+        assert!(long(64 * 256).is_some() && long(128 * 256).is_some());
     }
 }
