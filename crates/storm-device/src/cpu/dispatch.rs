@@ -275,15 +275,18 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 addend: access.maybe(addend),
                 kind: *kind,
             };
-            norm::norm_grad(input, access.out(&outputs[0]));
-            if *parameters == ParameterGradients::Compute {
-                with_float!(*dtype, G => norm::norm_parameter_grads::<E, G>(
-                    input,
-                    access.out(&outputs[outputs.len() - 1]),
-                    (access.out(&outputs[1]), mode(weight_accumulator)),
-                    bias.is_some().then(|| (access.out(&outputs[2]), mode(bias_accumulator))),
-                ));
-            }
+            with_float!(*dtype, G => {
+                let grads = (*parameters == ParameterGradients::Compute).then(|| {
+                    norm::NormParameterGrads::<G> {
+                        partials: access.out(&outputs[outputs.len() - 1]),
+                        d_weight: (access.out(&outputs[1]), mode(weight_accumulator)),
+                        d_bias: bias
+                            .is_some()
+                            .then(|| (access.out(&outputs[2]), mode(bias_accumulator))),
+                    }
+                });
+                norm::norm_grad(input, access.out(&outputs[0]), grads);
+            })
         }),
         Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon } => {
             with_float!(qkv.dtype, E => {

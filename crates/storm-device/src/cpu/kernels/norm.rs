@@ -5,6 +5,7 @@ use super::element::Element;
 use super::gemm::Accumulate;
 use super::simd::lane_sum;
 use crate::simd_dispatch;
+use rayon::iter::{Either, repeat_n};
 use rayon::prelude::*;
 use storm_graph::{NormKind, ROWS_PER_PARTIAL};
 
@@ -146,35 +147,41 @@ pub fn norm<E: Element>(input: NormInput<'_, E>, output: NormOutput<'_, E>) {
     let width = input.weight.len();
     let block = ROWS_PER_PARTIAL * width;
     let NormOutput { y, rstd, mean, sum } = output;
-    // The sums are stored first, so that the norm uses the stored, rounded sums.
-    let x: &[E] = match (input.delta, sum) {
-        (Some(delta), Some(sum)) => {
-            sum.par_chunks_mut(block)
-                .zip(input.x.par_chunks(block))
-                .zip(delta.par_chunks(block))
-                .for_each(|((sum, x), delta)| add_row(x, delta, sum));
-            sum
-        }
-        _ => input.x,
-    };
-    let row =
-        |y: &mut [E], x: &[E]| norm_row(x, input.weight, input.bias, input.kind, input.epsilon, y);
-    let blocks =
-        y.par_chunks_mut(block).zip(x.par_chunks(block)).zip(rstd.par_chunks_mut(ROWS_PER_PARTIAL));
-    match mean {
-        Some(mean) => {
-            blocks.zip(mean.par_chunks_mut(ROWS_PER_PARTIAL)).for_each(|(((y, x), rstd), mean)| {
-                let rows = y.chunks_mut(width).zip(x.chunks(width));
-                for ((y, x), (rstd, mean)) in rows.zip(rstd.iter_mut().zip(mean)) {
-                    (*mean, *rstd) = row(y, x);
+    let blocks = y.len().div_ceil(block);
+    y.par_chunks_mut(block)
+        .zip(rstd.par_chunks_mut(ROWS_PER_PARTIAL))
+        .zip(blocks_of(mean, ROWS_PER_PARTIAL, blocks))
+        .zip(blocks_of(sum, block, blocks))
+        .enumerate()
+        .for_each(|(task, (((y, rstd), mut mean), mut sum))| {
+            for (i, (y, rstd)) in y.chunks_mut(width).zip(rstd).enumerate() {
+                let first = task * block + i * width;
+                let mut x = &input.x[first..first + width];
+                // A sum is stored before it is normalized, so that the norm uses it as rounded.
+                if let (Some(delta), Some(sum)) = (input.delta, &mut sum) {
+                    let sum = &mut sum[i * width..(i + 1) * width];
+                    add_row(x, &delta[first..first + width], sum);
+                    x = sum;
                 }
-            });
-        }
-        None => blocks.for_each(|((y, x), rstd)| {
-            for ((y, x), rstd) in y.chunks_mut(width).zip(x.chunks(width)).zip(rstd) {
-                (_, *rstd) = row(y, x);
+                let row_mean;
+                (row_mean, *rstd) =
+                    norm_row(x, input.weight, input.bias, input.kind, input.epsilon, y);
+                if let Some(mean) = &mut mean {
+                    mean[i] = row_mean;
+                }
             }
-        }),
+        });
+}
+
+/// The blocks of an output, `size` elements each, or `count` times none if there is no such output.
+fn blocks_of<T: Send>(
+    output: Option<&mut [T]>,
+    size: usize,
+    count: usize,
+) -> impl IndexedParallelIterator<Item = Option<&mut [T]>> {
+    match output {
+        Some(output) => Either::Left(output.par_chunks_mut(size).map(Some)),
+        None => Either::Right(repeat_n((), count).map(|()| None)),
     }
 }
 
@@ -197,36 +204,48 @@ pub struct NormGradInput<'a, E> {
     pub kind: NormKind,
 }
 
-/// `dx = gradient + addend`, row by row.
-pub fn norm_grad<E: Element>(input: NormGradInput<'_, E>, dx: &mut [E]) {
-    let width = input.weight.len();
-    let block = ROWS_PER_PARTIAL * width;
-    dx.par_chunks_mut(block).enumerate().for_each(|(task, dx)| {
-        for (i, dx) in dx.chunks_mut(width).enumerate() {
-            norm_grad_row(input.row(task * ROWS_PER_PARTIAL + i), input.kind, dx);
-        }
-    });
+/// The gradients of weight and bias, and what becomes of their old contents.
+pub struct NormParameterGrads<'a, G> {
+    /// Blocks of rows × columns of both. Scratch.
+    pub partials: &'a mut [f32],
+    /// Of the weight.
+    pub d_weight: (&'a mut [G], Accumulate),
+    /// Of the bias, if the norm has one.
+    pub d_bias: Option<(&'a mut [G], Accumulate)>,
 }
 
-/// Gradients of weight and bias. `partials` (blocks × columns of both) is scratch.
-pub fn norm_parameter_grads<E: Element, G: Element>(
+/// `dx = gradient + addend`, row by row, and the gradients of the parameters if they are wanted.
+pub fn norm_grad<E: Element, G: Element>(
     input: NormGradInput<'_, E>,
-    partials: &mut [f32],
-    d_weight: (&mut [G], Accumulate),
-    d_bias: Option<(&mut [G], Accumulate)>,
+    dx: &mut [E],
+    parameters: Option<NormParameterGrads<'_, G>>,
 ) {
     let width = input.weight.len();
-    let rows = input.rstd.len();
-    let columns = if d_bias.is_some() { 2 * width } else { width };
-    partials.par_chunks_mut(columns).enumerate().for_each(|(task, sums)| {
-        sums.fill(0.0);
-        let (weight_sums, bias_sums) = sums.split_at_mut(width);
-        for row in task * ROWS_PER_PARTIAL..rows.min((task + 1) * ROWS_PER_PARTIAL) {
-            let row = input.row(row);
-            add_weight_gradient(row.dy, row.x, row.mean, row.rstd, weight_sums);
-            add_bias_gradient(row.dy, bias_sums);
+    let block = ROWS_PER_PARTIAL * width;
+    let rows = |task: usize, dx: &mut [E], sums: Option<&mut [f32]>| {
+        let mut sums = sums.map(|sums| {
+            sums.fill(0.0);
+            sums.split_at_mut(width)
+        });
+        for (i, dx) in dx.chunks_mut(width).enumerate() {
+            let row = input.row(task * ROWS_PER_PARTIAL + i);
+            norm_grad_row(row, input.kind, dx);
+            if let Some((weight_sums, bias_sums)) = &mut sums {
+                add_weight_gradient(row.dy, row.x, row.mean, row.rstd, weight_sums);
+                add_bias_gradient(row.dy, bias_sums);
+            }
         }
-    });
+    };
+    let blocks = dx.par_chunks_mut(block);
+    let Some(NormParameterGrads { partials, d_weight, d_bias }) = parameters else {
+        blocks.enumerate().for_each(|(task, dx)| rows(task, dx, None));
+        return;
+    };
+    let columns = if d_bias.is_some() { 2 * width } else { width };
+    blocks
+        .zip(partials.par_chunks_mut(columns))
+        .enumerate()
+        .for_each(|(task, (dx, sums))| rows(task, dx, Some(sums)));
     finish(partials, columns, 0, d_weight.1, d_weight.0);
     if let Some((d_bias, accumulate)) = d_bias {
         finish(partials, columns, width, accumulate, d_bias);
