@@ -16,12 +16,12 @@ use storm_train::{
 const STEPS: u64 = 60;
 const CASE: Case = Case { observes: true, learning_rate: 1e-3, ..F32 };
 
-/// That of examples/predict-quickstart.toml.
-fn model() -> ModelConfig {
+/// That of examples/predict-quickstart.toml has five layers.
+fn model(layer_count: usize) -> ModelConfig {
     ModelConfig {
         vocab_size: 256,
         hidden_size: 128,
-        layer_count: 5,
+        layer_count,
         query_heads: 4,
         kv_heads: 4,
         head_dim: 32,
@@ -81,15 +81,16 @@ impl Observer for Times {
     }
 }
 
-fn run(folder: &std::path::Path, predict: Option<PredictOptions>) -> CpuRun {
+fn run(folder: &std::path::Path, layers: usize, predict: Option<PredictOptions>) -> CpuRun {
     let optimizer = train_options(&CASE).optimizer;
     let options = TrainOptions { optimizer, ..TrainOptions::new(4, 128, Precision::F32) };
-    let task = training_task(model(), &options, 1).expect("a valid model");
+    let task = training_task(model(layers), &options, 1).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let budget = Budget::new(1 << 40, 1 << 40);
     let planned = plan(&task, &profile, budget, &Forced::default()).expect("a plan");
-    let trainer = Trainer::new(model(), options, planned.plan.into(), CpuPlanOptions::default())
-        .expect("a trainer");
+    let trainer =
+        Trainer::new(model(layers), options, planned.plan.into(), CpuPlanOptions::default())
+            .expect("a trainer");
     let checkpoints = Checkpoints::open(folder, Disk).expect("a folder");
     let options = RunOptions { evaluate_every: None, ..run_options(&CASE, STEPS) };
     let mut run =
@@ -148,7 +149,7 @@ fn times_of_a_run_do_not_overlap() {
     let learned = PredictOptions { controller: RSSM, ..predict(Direction::LastUpdate) };
     for options in [learned, predict(Direction::Average { window: 3 })] {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut run = run(folder.path(), Some(options));
+        let mut run = run(folder.path(), 1, Some(options));
         let mut sum = Sum::default();
         run.train(&Stop::new(), &mut sum).expect("a run");
         assert!(sum.predictions > 3, "{} predictions", sum.predictions);
@@ -171,7 +172,7 @@ fn the_controller_takes_little_beside_a_step_and_changes_no_bit() {
     let mut times = Times::default();
     let [plain, found] = [None, Some(predict)].map(|predict| {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut run = run(folder.path(), predict);
+        let mut run = run(folder.path(), 5, predict);
         times = Times::default();
         run.train(&Stop::new(), &mut times).expect("a run");
         end(&mut run)
