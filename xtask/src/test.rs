@@ -114,7 +114,9 @@ fn run_pytest() -> Result<()> {
     }
     let mut command = Environment::new().python();
     command
+        // Each comparison uses one thread and about a gigabyte.
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=5"])
+        .args(["--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal"])
         .arg(tests)
         .env("STORM_BIN_DIR", debug_dir());
     run_command(&mut command)
