@@ -1,6 +1,7 @@
 //! After a warm-up, GEMM, attention, convolutions, pools and observed updates with 8-bit moments never touch the heap. A
 //! binary of its own, because it counts the allocations of the whole process.
 
+use half::bf16;
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::convolution::Columns;
 use storm_device::cpu::kernels::gemm::{
@@ -22,11 +23,14 @@ fn kernels_do_not_allocate() {
     let (m, n, k) = (300, 200, 600);
     let (a, b, mut c) = (vec![1.0f32; m * k], vec![1.0f32; k * n], vec![0.0f32; m * n]);
     let shape = AttentionShape { batch: 2, seq: 100, q_heads: 4, kv_heads: 2, head_dim: 32 };
-    let attention = Attention { shape, mask: Mask::Causal, scale: 0.2, segments: None };
+    let products = Bf16Products::Amx;
+    let attention = Attention { shape, mask: Mask::Causal, scale: 0.2, segments: None, products };
     let qkv = vec![0.1f32; 2 * 100 * 8 * 32];
     let mut d_qkv = qkv.clone();
     let mut out = vec![0.1f32; 2 * 100 * 4 * 32];
     let d_out = out.clone();
+    let [narrow_qkv, narrow_d_out] = [&qkv, &d_out].map(|x| vec![bf16::ONE; x.len()]);
+    let (mut narrow_d_qkv, mut narrow_out) = (narrow_qkv.clone(), narrow_d_out.clone());
     let (mut lse, mut delta) = (vec![0.0f32; 2 * 4 * 100], vec![0.0f32; 2 * 4 * 100]);
     let window = Window::square(3, 1, 1);
     let planes = Planes::new(&Shape::from([20, 16, 16, 8]), window).expect("fits");
@@ -53,6 +57,9 @@ fn kernels_do_not_allocate() {
         );
         attention.forward(&qkv, &mut out, &mut lse);
         attention.backward(&d_out, &qkv, &out, &lse, &mut delta, &mut d_qkv);
+        attention.forward(&narrow_qkv, &mut narrow_out, &mut lse);
+        let (d_out, qkv, out) = (&narrow_d_out, &narrow_qkv, &narrow_out);
+        attention.backward(d_out, qkv, out, &lse, &mut delta, &mut narrow_d_qkv);
         let mut columns = Columns { planes, memory: &mut memory, products: Bf16Products::Amx };
         columns.forward(&images, &weight, None, &mut y);
         columns.input_grad(&images, &weight, None, Accumulate::Replace, &mut y);

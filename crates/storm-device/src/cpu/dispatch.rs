@@ -462,12 +462,12 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Attention { qkv, segments, heads, mask, scale } => with_float!(qkv.dtype, E => {
             let (y, log_sum_exp) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
             access
-                .attention(qkv, segments, heads, *mask, *scale)
+                .attention(qkv, segments, heads, *mask, *scale, products)
                 .forward(access.get(qkv), y, log_sum_exp);
         }),
         Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, mask, scale } => {
             with_float!(qkv.dtype, E => {
-                access.attention(qkv, segments, heads, *mask, *scale).backward::<E>(
+                access.attention(qkv, segments, heads, *mask, *scale, products).backward::<E>(
                     access.get(dy),
                     access.get(qkv),
                     access.get(y),
@@ -479,7 +479,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         }
         Op::CachedAttention { qkv, positions, heads, mask, scale, .. } => {
             with_float!(qkv.dtype, E => {
-                let attention = access.attention(qkv, &None, heads, *mask, *scale);
+                let attention = access.attention(qkv, &None, heads, *mask, *scale, products);
                 let (y, cache) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
                 attention.cached(access.get(qkv), access.get(positions), cache, y);
             })
@@ -775,6 +775,7 @@ impl<'m> Access<'_, 'm> {
         heads: &HeadLayout,
         mask: Mask,
         scale: f32,
+        products: Bf16Products,
     ) -> Attention<'m> {
         let axes = qkv.shape.axes();
         let shape = AttentionShape {
@@ -784,7 +785,7 @@ impl<'m> Access<'_, 'm> {
             kv_heads: heads.key_value_heads,
             head_dim: heads.head_dim,
         };
-        Attention { shape, mask, scale, segments: self.maybe(segments) }
+        Attention { shape, mask, scale, segments: self.maybe(segments), products }
     }
 
     fn head<E: Scalar>(

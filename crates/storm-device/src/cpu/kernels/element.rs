@@ -23,6 +23,12 @@ pub trait Element: Copy + Send + Sync + 'static {
         None
     }
 
+    /// The same for values that are written.
+    #[inline(always)]
+    fn as_bf16_mut(_values: &mut [Self]) -> Option<&mut [bf16]> {
+        None
+    }
+
     /// The values of a vector, exactly.
     #[inline(always)]
     fn widen(values: [Self; 16]) -> [f32; 16] {
@@ -59,6 +65,11 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn as_bf16(values: &[bf16]) -> Option<&[bf16]> {
+        Some(values)
+    }
+
+    #[inline(always)]
+    fn as_bf16_mut(values: &mut [bf16]) -> Option<&mut [bf16]> {
         Some(values)
     }
 

@@ -1,5 +1,6 @@
 //! Per-thread working memory of a kernel family: one aligned block, allocated once.
 
+use half::bf16;
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ptr::NonNull;
 
@@ -49,6 +50,12 @@ impl Scratch {
             .and_then(|layout| layout.align_to(ALIGN_BYTES))
             .expect("scratch sizes are small constants")
     }
+}
+
+/// A piece of a block as bf16 values, two in place of each f32.
+pub(crate) fn as_bf16(values: &mut [f32]) -> &mut [bf16] {
+    // SAFETY: the same bytes, with less alignment. Any bits are a value of both types.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 2 * values.len()) }
 }
 
 impl Drop for Scratch {

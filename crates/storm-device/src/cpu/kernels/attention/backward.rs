@@ -9,35 +9,15 @@
 //! In both, each element of dQ is one chain over ascending keys, and each element of dK and dV is
 //! one chain over ascending (query head, query).
 
-use rayon::prelude::*;
-
 use super::super::element::Element;
-use super::super::gemm::{BlockA, block_gemm, pack_transposed};
+use super::super::gemm::{Bf16Products, BlockA, block_gemm, pack_transposed};
 use super::super::scratch::Scratch;
 use super::super::shared::SharedMut;
-use super::super::simd::lane_sum;
-use super::blocks::{load, scale, store};
+use super::blocks::{load, scale};
 use super::mask::Visible;
 use super::softmax::{d_scores_by_column, d_scores_by_row};
-use super::{Attention, BLOCK, D_QUERY_LEN, SCORES_LEN, SCRATCH, VECTORS_LEN};
-use crate::simd_dispatch;
-
-simd_dispatch! {
-    /// Σ a·b in the fixed order of [`lane_sum`].
-    fn dot[T: Element](a: &[T], b: &[T]) -> f32 {
-        let b = &b[..a.len()];
-        lane_sum(a.len(), |i| a[i].to_f32() * b[i].to_f32())
-    }
-}
-
-/// The incoming gradient, input and outputs of the forward pass, and the result.
-struct Buffers<'a, T> {
-    d_out: &'a [T],
-    qkv: &'a [T],
-    out: &'a [T],
-    lse: &'a [f32],
-    d_qkv: SharedMut<'a, T>,
-}
+use super::sweeps::Buffers;
+use super::{Attention, BLOCK, D_QUERY_LEN, SCORES_LEN, VECTORS_LEN};
 
 impl Attention<'_> {
     /// Gradient of [`Attention::forward`]: `d_qkv` is overwritten entirely. `out` and `lse` are the
@@ -61,35 +41,27 @@ impl Attention<'_> {
         assert_eq!(d_out.len(), out.len(), "length of d_out");
         assert_eq!(delta.len(), lse.len(), "length of delta");
         assert_eq!(d_qkv.len(), qkv.len(), "length of d_qkv");
-        let shape = self.shape;
-        let buffers = Buffers { d_out, qkv, out, lse, d_qkv: SharedMut::new(d_qkv) };
-        let heads = shape.batch * shape.kv_heads;
-        let d_query_len = shape.group() * shape.seq * shape.padded_dim();
-        // One sweep has only one task per key head. With too few of them, threads would be idle.
-        if d_query_len <= D_QUERY_LEN && heads >= 2 * rayon::current_num_threads() {
-            self.in_one_sweep(&buffers, delta);
+        if self.products == Bf16Products::Amx
+            && let (Some(d_out), Some(qkv), Some(out)) =
+                (T::as_bf16(d_out), T::as_bf16(qkv), T::as_bf16(out))
+            && let Some(d_qkv) = T::as_bf16_mut(d_qkv)
+        {
+            let d_qkv = SharedMut::new(d_qkv);
+            self.amx_backward(&Buffers { d_out, qkv, out, lse, d_qkv }, delta);
         } else {
-            self.in_two_sweeps(&buffers, delta);
+            let d_qkv = SharedMut::new(d_qkv);
+            self.chain_backward(&Buffers { d_out, qkv, out, lse, d_qkv }, delta);
         }
     }
 
-    fn in_one_sweep<T: Element>(&self, buffers: &Buffers<T>, delta: &mut [f32]) {
-        let shape = self.shape;
-        let delta = SharedMut::new(delta);
-        let tasks = shape.batch * shape.kv_heads;
-        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
-            let (batch, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
-            let first = shape.row_start(batch, kv_head * shape.group());
-            // SAFETY: only this task handles this group of query heads.
-            let delta = unsafe { delta.piece(first..first + shape.group() * shape.seq) };
-            for (i, head) in shape.heads_of(kv_head).enumerate() {
-                let delta = &mut delta[i * shape.seq..][..shape.seq];
-                self.fill_delta(buffers, (batch, head), 0, delta);
-            }
-            SCRATCH.with_borrow_mut(|scratch| {
+    /// The backward pass with chains of fused multiply-adds.
+    fn chain_backward<T: Element>(&self, buffers: &Buffers<T>, delta: &mut [f32]) {
+        let (shape, padded) = (self.shape, self.shape.padded_dim());
+        let d_query_len = shape.group() * shape.seq * padded;
+        if self.takes_one_sweep(d_query_len) {
+            self.in_one_sweep(buffers, delta, |(batch, kv_head), delta, scratch| {
                 let [d_q, rest @ ..] = KeySweep::split(scratch);
-                let padded = shape.padded_dim();
-                d_q[..shape.group() * shape.seq * padded].fill(0.0);
+                d_q[..d_query_len].fill(0.0);
                 let mut sweep = KeySweep::new(rest);
                 for block in 0..shape.blocks() {
                     self.key_block(buffers, (batch, kv_head), block, delta, &mut sweep, Some(d_q));
@@ -99,52 +71,19 @@ impl Attention<'_> {
                     self.store_vectors(buffers, (batch, head), 0..shape.seq, d_q, self.scale);
                 }
             });
-        });
-    }
-
-    fn in_two_sweeps<T: Element>(&self, buffers: &Buffers<T>, delta: &mut [f32]) {
-        let shape = self.shape;
-        let shared_delta = SharedMut::new(delta);
-        let tasks = shape.batch * shape.q_heads * shape.blocks();
-        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
-            let (head, block) = (task / shape.blocks(), task % shape.blocks());
-            let place = (head / shape.q_heads, head % shape.q_heads);
-            let queries = shape.block(block);
-            let first = shape.row_start(place.0, place.1) + queries.start;
-            // SAFETY: only this task handles this head's queries of the block.
-            let delta = unsafe { shared_delta.piece(first..first + queries.len()) };
-            self.fill_delta(buffers, place, queries.start, delta);
-            SCRATCH.with_borrow_mut(|scratch| {
-                self.query_block(buffers, place, block, delta, scratch);
-            });
-        });
-
-        let tasks = shape.batch * shape.kv_heads * shape.blocks();
-        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
-            let (head, block) = (task / shape.blocks(), task % shape.blocks());
-            let (batch, kv_head) = (head / shape.kv_heads, head % shape.kv_heads);
-            let first = shape.row_start(batch, kv_head * shape.group());
-            let delta = &delta[first..first + shape.group() * shape.seq];
-            SCRATCH.with_borrow_mut(|scratch| {
-                let [_, rest @ ..] = KeySweep::split(scratch);
-                let mut sweep = KeySweep::new(rest);
-                self.key_block(buffers, (batch, kv_head), block, delta, &mut sweep, None);
-            });
-        });
-    }
-
-    /// Computes delta = Σ dO·O for consecutive queries of a head, starting at `first`.
-    fn fill_delta<T: Element>(
-        &self,
-        buffers: &Buffers<T>,
-        (batch, head): (usize, usize),
-        first: usize,
-        delta: &mut [f32],
-    ) {
-        for (row, delta) in delta.iter_mut().enumerate() {
-            let start = self.shape.out_start(batch, first + row, head);
-            let vector = start..start + self.shape.head_dim;
-            *delta = dot(&buffers.d_out[vector.clone()], &buffers.out[vector]);
+        } else {
+            self.in_two_sweeps(
+                buffers,
+                delta,
+                |place, block, delta, scratch| {
+                    self.query_block(buffers, place, block, delta, scratch);
+                },
+                |place, block, delta, scratch| {
+                    let [_, rest @ ..] = KeySweep::split(scratch);
+                    let mut sweep = KeySweep::new(rest);
+                    self.key_block(buffers, place, block, delta, &mut sweep, None);
+                },
+            );
         }
     }
 
@@ -274,24 +213,6 @@ impl Attention<'_> {
         }
         self.store_vectors(buffers, (batch, k_head), keys.clone(), d_k, 1.0);
         self.store_vectors(buffers, (batch, v_head), keys, d_v, 1.0);
-    }
-
-    /// Writes a head's gradient (tokens, D), multiplied by `factor`, to its place in `d_qkv`.
-    fn store_vectors<T: Element>(
-        &self,
-        buffers: &Buffers<T>,
-        (batch, head): (usize, usize),
-        tokens: std::ops::Range<usize>,
-        vectors: &[f32],
-        factor: f32,
-    ) {
-        let (dim, padded) = (self.shape.head_dim, self.shape.padded_dim());
-        for (row, token) in tokens.enumerate() {
-            let start = self.shape.packed_start(batch, token, head);
-            // SAFETY: no other task stores these heads and tokens.
-            let target = unsafe { buffers.d_qkv.piece(start..start + dim) };
-            store(&vectors[row * padded..][..dim], factor, target);
-        }
     }
 }
 

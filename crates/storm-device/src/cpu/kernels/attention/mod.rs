@@ -6,18 +6,23 @@
 //! The scale is applied to the queries. Keys are visited in ascending blocks of 64. Within a block
 //! every product is one chain of fused multiply-adds. The block sizes are part of the semantics:
 //! they fix the order of all additions, for any number of threads.
+//!
+//! Products of bf16 tensors may have the sums of AMX instead (`amx/`).
 
+mod amx;
 mod backward;
 mod blocks;
 mod cached;
 mod forward;
 mod mask;
 mod softmax;
+mod sweeps;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::element::Element;
+use super::gemm::Bf16Products;
 use super::scratch::Scratch;
 use storm_graph::Mask;
 
@@ -74,6 +79,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// (B, T): a query sees only keys with its own segment number.
     pub segments: Option<&'a [i32]>,
+    /// How products of bf16 tensors are summed. [`Attention::cached`] always sums as with `Fma`.
+    pub products: Bf16Products,
 }
 
 impl AttentionShape {

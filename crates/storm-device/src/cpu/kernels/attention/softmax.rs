@@ -59,6 +59,15 @@ simd_dispatch! {
         }
     }
 
+    /// Multiplies rows of [`BLOCK`] values by the factors of their columns.
+    pub(super) fn scale_columns(rows: &mut [f32], factors: &[f32]) {
+        for row in rows.chunks_exact_mut(BLOCK) {
+            for (value, factor) in row.iter_mut().zip(factors) {
+                *value *= *factor;
+            }
+        }
+    }
+
     /// For transposed blocks (key × query): computes dS = P (dP − delta) with P = exp(s − lse) from
     /// the scores s and the gradients of weights dP, in place of `d_weights`.
     pub(super) fn d_scores_by_column(

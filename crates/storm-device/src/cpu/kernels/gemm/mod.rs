@@ -38,6 +38,7 @@ use rayon::prelude::*;
 use super::element::Element;
 use super::scratch::Scratch;
 use super::shared::SharedMut;
+pub(super) use amx::{AmxBlocks, PAIRS_PER_STEP, pack_block, pair_place};
 pub use amx::{amx_availability, force_emulation};
 pub(super) use block::pack_transposed;
 pub use block::{BlockA, block_gemm};

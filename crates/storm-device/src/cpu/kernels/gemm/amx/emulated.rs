@@ -80,12 +80,12 @@ simd_dispatch! {
 /// # Safety
 /// All addresses of the operands must be valid.
 pub(super) unsafe fn multiply(operands: &Operands) {
-    let Operands { steps, a, a_row, b, sums, resume } = *operands;
+    let Operands { steps, a, a_row, b, sums, sums_row, resume } = *operands;
     for r in 0..ROWS {
         for half in 0..COLUMNS / LANES {
             // SAFETY: the caller guarantees the addresses. Reads of A and B may be unaligned.
             unsafe {
-                let place = sums.add(r * COLUMNS + half * LANES).cast::<[f32; LANES]>();
+                let place = sums.add(r * sums_row + half * LANES).cast::<[f32; LANES]>();
                 let mut sums = if resume { place.read() } else { [0.0; LANES] };
                 for step in 0..steps {
                     let a = a.add(r * a_row + step * STEP).cast::<[u32; 16]>().read_unaligned();

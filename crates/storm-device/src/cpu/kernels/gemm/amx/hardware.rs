@@ -122,9 +122,7 @@ impl Tiles {
     /// # Safety
     /// All addresses of the operands must be valid.
     pub(super) unsafe fn multiply(&self, operands: &Operands) {
-        let Operands { steps, a, a_row, b, sums, resume } = *operands;
-        const SUMS_ROW_BYTES: usize = COLUMNS * size_of::<f32>();
-        const SUMS_HALF_BYTES: usize = TILE_ROWS * SUMS_ROW_BYTES;
+        let Operands { steps, a, a_row, b, sums, sums_row, resume } = *operands;
         const B_TILE_BYTES: usize = TILE_ROWS * TILE_ROW_BYTES;
         const { assert!(ROWS == 2 * TILE_ROWS && COLUMNS == 2 * TILE_ROWS) };
         // SAFETY: the caller guarantees the addresses. While `self` lives, tiles are configured.
@@ -134,8 +132,8 @@ impl Tiles {
                 "jz 3f",
                 "tileloadd tmm0, [{c} + {c_row} * 1]",
                 "tileloadd tmm1, [{c} + {c_row} * 1 + {tile_row}]",
-                "tileloadd tmm2, [{c} + {c_row} * 1 + {c_half}]",
-                "tileloadd tmm3, [{c} + {c_row} * 1 + {c_half} + {tile_row}]",
+                "tileloadd tmm2, [{c_half} + {c_row} * 1]",
+                "tileloadd tmm3, [{c_half} + {c_row} * 1 + {tile_row}]",
                 "jmp 4f",
                 "3:",
                 "tilezero tmm0",
@@ -162,8 +160,8 @@ impl Tiles {
                 "5:",
                 "tilestored [{c} + {c_row} * 1], tmm0",
                 "tilestored [{c} + {c_row} * 1 + {tile_row}], tmm1",
-                "tilestored [{c} + {c_row} * 1 + {c_half}], tmm2",
-                "tilestored [{c} + {c_row} * 1 + {c_half} + {tile_row}], tmm3",
+                "tilestored [{c_half} + {c_row} * 1], tmm2",
+                "tilestored [{c_half} + {c_row} * 1 + {tile_row}], tmm3",
                 resume = in(reg) u32::from(resume),
                 steps = inout(reg) steps => _,
                 a = inout(reg) a => _,
@@ -172,10 +170,10 @@ impl Tiles {
                 b = inout(reg) b => _,
                 b_row = in(reg) TILE_ROW_BYTES,
                 c = in(reg) sums,
-                c_row = in(reg) SUMS_ROW_BYTES,
+                c_half = in(reg) sums.wrapping_add(TILE_ROWS * sums_row),
+                c_row = in(reg) sums_row * size_of::<f32>(),
                 tile_row = const TILE_ROW_BYTES,
                 b_tile = const B_TILE_BYTES,
-                c_half = const SUMS_HALF_BYTES,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),

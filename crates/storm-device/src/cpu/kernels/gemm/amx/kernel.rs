@@ -24,8 +24,9 @@ pub(super) struct Operands {
     /// For each step, two pieces of 16 columns. In a piece, the 16 columns of each pair of products
     /// are side by side.
     pub(super) b: *const bf16,
-    /// Sum(r, j) = `sums[r * 32 + j]`.
+    /// Sum(r, j) = `sums[r * sums_row + j]`.
     pub(super) sums: *mut f32,
+    pub(super) sums_row: usize,
     /// Add to the sums instead of overwriting them.
     pub(super) resume: bool,
 }

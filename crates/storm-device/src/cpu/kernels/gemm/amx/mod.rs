@@ -9,22 +9,25 @@
 //! 32 × 32 elements in four tiles. Full panels of A whose steps of k are contiguous and whole are
 //! read in place.
 
+mod block;
 mod emulated;
 #[cfg(target_arch = "x86_64")]
 mod hardware;
 mod kernel;
+mod operands;
 mod pack;
 
 use super::super::element::Element;
 use super::super::scratch::Scratch;
 use super::matrix::{Matrix, MatrixMut};
-use super::pack::Source;
 use super::partition::{Limits, Partition};
 use super::{Epilogue, PACKED_A_LEN, PACKED_B_LEN, Problem, SCRATCH, SUMS_LEN, TILE_COLS_MAX};
+pub(in super::super) use block::{AmxBlocks, PAIRS_PER_STEP, pack_block, pair_place};
 use half::bf16;
 use kernel::{COLUMNS, Kernel, Operands, ROWS, STEP};
 pub use kernel::{amx_availability, force_emulation};
-use pack::{LANES, Order, PIECE, pack_piece};
+use operands::{pack_columns, rows_for_tiles};
+use pack::{LANES, PIECE};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -82,12 +85,13 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
         for k_block in 0..k_blocks {
             let k = (k_block * block).min(self.k)..((k_block + 1) * block).min(self.k);
             let steps = k.len().div_ceil(STEP);
-            let packed_b = self.pack_columns(k.clone(), cols.clone(), packed_b);
+            pack_columns(self.b, k.clone(), cols.clone(), packed_b);
             for panel in 0..panels {
                 let first = panel * ROWS;
                 let height = ROWS.min(rows.len() - first);
                 let first_row = rows.start + first;
-                let (a, a_row) = self.rows_for_tiles(first_row, height, k.clone(), packed_a);
+                let rows = first_row..first_row + height;
+                let (a, a_row) = rows_for_tiles(self.a, rows, k.clone(), packed_a, A_ROW);
                 for col_panel in 0..col_panels {
                     // With a single block of k, sums need not be kept, so all panels share one
                     // place in the first-level cache.
@@ -100,8 +104,12 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
                         steps,
                         a,
                         a_row,
-                        b: packed_b.wrapping_add(col_panel * steps * 2 * PIECE),
+                        b: packed_b
+                            .as_ptr()
+                            .cast::<bf16>()
+                            .wrapping_add(col_panel * steps * 2 * PIECE),
                         sums: sums.as_mut_ptr(),
+                        sums_row: COLUMNS,
                         resume: k_block > 0,
                     };
                     // SAFETY: A has 32 rows and B has 32 columns of `steps` steps. A is packed or
@@ -122,78 +130,5 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
                 }
             }
         }
-    }
-
-    /// The address of 32 rows of A, and their stride. They are in the matrix if tiles can be loaded
-    /// from there, else packed.
-    fn rows_for_tiles(
-        &self,
-        first_row: usize,
-        height: usize,
-        k: Range<usize>,
-        packed: &mut [f32],
-    ) -> (*const bf16, usize) {
-        let packed: *mut bf16 = packed.as_mut_ptr().cast();
-        if k.is_empty() {
-            return (packed, 0);
-        }
-        let start = self.a.at(first_row, k.start);
-        if self.a.col_stride() == 1 && height == ROWS && k.len().is_multiple_of(STEP) {
-            return (start, self.a.row_stride());
-        }
-        let source = Source {
-            start,
-            lane_stride: self.a.row_stride(),
-            k_stride: self.a.col_stride(),
-            readable: self.a.readable(first_row, k.start),
-        };
-        for step in (0..k.len()).step_by(STEP) {
-            for lane in (0..height).step_by(LANES) {
-                let size = (LANES.min(height - lane), STEP.min(k.len() - step));
-                // SAFETY: the piece is in the matrix, whose view was checked. By the assertion on
-                // `PANEL_A_LEN`, the buffer has room for 32 such rows.
-                unsafe {
-                    let target = packed.add(lane * A_ROW + step);
-                    pack_piece(source.from(lane, step), size, Order::ByLane, target, A_ROW);
-                }
-            }
-        }
-        (packed, A_ROW)
-    }
-
-    /// Packs columns of B, panel by panel.
-    fn pack_columns(&self, k: Range<usize>, cols: Range<usize>, packed: &mut [f32]) -> *const bf16 {
-        let steps = k.len().div_ceil(STEP);
-        let panels = cols.len().div_ceil(COLUMNS);
-        assert!(panels * steps * 2 * PIECE <= 2 * packed.len());
-        let packed: *mut bf16 = packed.as_mut_ptr().cast();
-        if k.is_empty() {
-            return packed;
-        }
-        let source = Source {
-            start: self.b.at(k.start, cols.start),
-            lane_stride: self.b.col_stride(),
-            k_stride: self.b.row_stride(),
-            readable: self.b.readable(k.start, cols.start),
-        };
-        let piece = |strip: usize, step: usize| {
-            let lane = strip * LANES;
-            let size = (LANES.min(cols.len() - lane), STEP.min(k.len() - step * STEP));
-            let place = ((strip / 2 * steps + step) * 2 + strip % 2) * PIECE;
-            // SAFETY: the piece is in the matrix, whose view was checked. By the assertion above,
-            // the buffer has room for it.
-            unsafe {
-                let source = source.from(lane, step * STEP);
-                pack_piece(source, size, Order::ByPair, packed.add(place), STEP);
-            }
-        };
-        // In the order of B's memory.
-        let strips = cols.len().div_ceil(LANES);
-        if source.k_stride == 1 {
-            (0..strips).for_each(|strip| (0..steps).for_each(|step| piece(strip, step)));
-        } else {
-            (0..steps).for_each(|step| (0..strips).for_each(|strip| piece(strip, step)));
-        }
-        packed
     }
 }

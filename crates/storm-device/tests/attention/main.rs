@@ -1,8 +1,12 @@
 //! Attention against a naive softmax in f64, and its independence of threads and instruction set.
 
+mod amx;
+mod definition;
+
 use half::bf16;
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::element::Element;
+use storm_device::cpu::kernels::gemm::Bf16Products;
 use storm_device::cpu::kernels::simd::{Isa, force_isa};
 use storm_graph::Mask;
 use storm_graph::random::Random;
@@ -144,7 +148,7 @@ fn shape(
 
 fn attention(shape: AttentionShape, mask: Mask) -> Attention<'static> {
     let scale = 1.0 / (shape.head_dim as f32).sqrt();
-    Attention { shape, mask, scale, segments: None }
+    Attention { shape, mask, scale, segments: None, products: Bf16Products::Fma }
 }
 
 /// Segments of irregular lengths that do not line up with blocks.
