@@ -17,7 +17,7 @@ pub(super) fn first_row(
     evaluated: u64,
     held: u64,
 ) -> Result<u64, UsageError> {
-    let needed = (predict.held_out_batches() as u64).saturating_mul(batch as u64);
+    let needed = predict.held_out_rows(batch);
     match needed.checked_add(evaluated).is_some_and(|all| all <= held) {
         true => Ok(held - needed),
         false => Err(UsageError(format!(

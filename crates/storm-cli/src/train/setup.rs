@@ -345,8 +345,7 @@ impl Setup {
         }
         let batch = self.launch.plan().batch;
         let predict = self.settings.predict.as_ref();
-        let predicted =
-            predict.map_or(0, |predict| predict.held_out_batches() as u64 * batch as u64);
+        let predicted = predict.map_or(0, |predict| predict.held_out_rows(batch));
         let leave = self.settings.test_leave.unwrap_or(predicted);
         let held = self.data.held_rows(&self.settings)?;
         let first = self.evaluated_rows();
@@ -564,10 +563,9 @@ pub(super) fn request(
                 // The largest that may be chosen.
                 StepSize::Tokens(tokens) => (tokens / options.sequence).max(1),
             };
-            let rows = predict.held_out_batches().saturating_mul(batch) as u64;
             let rows_bytes = host_memory::of_unit(&config)
                 .saturating_mul(options.sequence as u64)
-                .saturating_mul(rows);
+                .saturating_mul(predict.held_out_rows(batch));
             let steps = settings.steps.map_or(u64::MAX, NonZeroU64::get);
             let predict = predict.options(steps)?;
             predict_bytes(&config, &options, &predict)?.saturating_add(rows_bytes)
