@@ -76,7 +76,8 @@ pub use precision::Precision;
 pub use predict::{
     Accept, Controller, Direction, Expectation, Judgement, Jump, ParameterGroup, Phase,
     PhaseLengths, PredictOptions, PredictState, Prediction, PredictionCost, ProbeDevice,
-    ProbeWeights, UpdateSeen, UpdatesSeen, Verdict, predict_bytes, prediction_seconds,
+    ProbeWeights, UpdateSeen, UpdatesSeen, Verdict, predict_bytes, predict_saved_bytes,
+    prediction_seconds,
 };
 pub use ranks::{Exchange, Flat, Heard, RankFigures, Ranks};
 pub use record::{

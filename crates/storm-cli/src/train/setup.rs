@@ -36,7 +36,7 @@ use storm_plan::Lanes;
 use storm_train::{
     AnyBatch, BatchSource, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress,
     Retention, RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
-    checkpoint_bytes, predict_bytes,
+    checkpoint_bytes, predict_bytes, predict_saved_bytes,
 };
 use tempfile::TempDir;
 
@@ -556,7 +556,7 @@ pub(super) fn request(
     check_fp8(&config, &options, step)?;
     let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
-    let predict_bytes = match &settings.predict {
+    let (predict_bytes, predict_saved_bytes) = match &settings.predict {
         Some(predict) => {
             let batch = match step {
                 StepSize::MicroBatches(_) => options.batch,
@@ -568,9 +568,11 @@ pub(super) fn request(
                 .saturating_mul(predict.held_out_rows(batch));
             let steps = settings.steps.map_or(u64::MAX, NonZeroU64::get);
             let predict = predict.options(steps)?;
-            predict_bytes(&config, &options, &predict)?.saturating_add(rows_bytes)
+            let bytes = predict_bytes(&config, &options, &predict)?;
+            let saved_bytes = predict_saved_bytes(&config, &options, &predict)?;
+            (bytes.saturating_add(rows_bytes), saved_bytes)
         }
-        None => 0,
+        None => (0, 0),
     };
     let viewer_bytes = pictures::viewer_bytes(&config, machine.ram.bytes)?;
     Ok(Request {
@@ -606,6 +608,7 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     match step {
         StepSize::MicroBatches(count) => batch.saturating_mul(count as u64),
         StepSize::Tokens(tokens) => (tokens / settings.seq.get()) as u64,
+        predict_saved_bytes,
     }
 }
 

@@ -59,6 +59,34 @@ pub fn predict_bytes(
     Ok(bytes as u64 + WORK_BYTES + int8)
 }
 
+/// What copies add to a checkpoint, at most. The undo copy and that of a window are never needed at the same time.
+///
+/// # Errors
+/// The model is not valid with these options.
+pub fn predict_saved_bytes(
+    model: impl Into<AnyModel>,
+    options: &TrainOptions,
+    predict: &PredictOptions,
+) -> Result<u64, TrainError> {
+    let model = model.into();
+    let instances = model.build(&options.build_options())?.parameter_instances();
+    let state = state_tensors(&instances, options, Base::of(Some(&model)));
+    let weights = weights(&instances, options.precision);
+    let bytes =
+        |tensors: &[StateTensor]| tensors.iter().map(StateTensor::size_bytes).sum::<usize>();
+    let reference = bytes(&reference_tensors(&weights, &state));
+    let most = match predict.accept {
+        Accept::IfLower => bytes(&undo_tensors(&weights, &state, predict.accept)).max(reference),
+        // Nothing is undone.
+        Accept::Always => reference,
+    };
+    let direction = match predict.direction.has_state() {
+        true => bytes(&direction_tensors(&weights, predict.direction)),
+        false => 0,
+    };
+    Ok((most + direction + bytes(&controller_tensors(&predict.controller))) as u64)
+}
+
 /// A parameter that predictions move.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Weight {
