@@ -101,6 +101,9 @@ const LEARNING: [&str; 16] = [
 ];
 
 /// The momentum of `sgd` if none is given.
+/// What a run records of its evaluations: the most `eval-steps` that it had so far.
+const EVAL_STEPS_MOST: &str = "eval-steps-most";
+
 const MOMENTUM: f64 = 0.9;
 
 /// Everything that is known before the first step.
@@ -121,6 +124,8 @@ pub(super) struct Setup {
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
     pub(super) machine_kind: DeviceKind,
+    /// The most `eval-steps` that the run had so far, with these.
+    eval_steps_most: u64,
     /// Of the CPU device.
     pub(super) cpu: CpuUse,
     /// Of the whole run.
@@ -259,6 +264,7 @@ impl Setup {
             // A step on the CPU takes long, and depends little on the size of micro-batches.
             trial.splits = 1;
         }
+        let eval_steps_before = before.as_ref().map_or(0, |run| eval_steps_most(&run.settings));
         let launch = Launch::new(request.launch(trial))
             .map_err(|error| explained(&request, error, false))?;
         if let (Some(disk), Purpose::Train) = (&request.disk, purpose) {
@@ -268,13 +274,13 @@ impl Setup {
             _lock: lock,
             _scratch: scratch,
             given,
-            settings,
             style,
             start,
             folder,
             data,
             model,
             base_hash,
+            eval_steps_most: eval_steps_before.max(settings.eval_steps.get()),
             machine_kind,
             cpu,
             steps,
@@ -284,6 +290,7 @@ impl Setup {
             request,
             launch,
             planning_seconds: begun.elapsed().as_secs_f64(),
+            settings,
             purpose,
             crew: crew.cloned(),
         };
@@ -299,6 +306,7 @@ impl Setup {
                 );
             }
             compare(&before.settings, &now)?;
+            check_tested_rows(&before.settings, &setup.settings)?;
         }
         setup.say_epochs();
         Ok(setup)
@@ -411,6 +419,7 @@ impl Setup {
     /// Every option that has a value, as text.
     pub(super) fn record(&self) -> BTreeMap<String, String> {
         let mut record = record(&self.given.clone().or(Given::defaults()));
+        record.insert(EVAL_STEPS_MOST.to_owned(), self.eval_steps_most.to_string());
         record.extend(self.base_hash.clone().map(|hash| (BASE_HASH.to_owned(), hash)));
         let image = self.model.config.image().map(|config| json!(config).to_string());
         record.extend(image.map(|config| (IMAGE_CONFIG.to_owned(), config)));
@@ -746,6 +755,27 @@ pub(super) fn record(all: &Given) -> BTreeMap<String, String> {
         other => other.to_string(),
     };
     table.into_iter().map(|(key, value)| (key, text(value))).collect()
+}
+
+/// The most `eval-steps` that a run had, by what it recorded.
+fn eval_steps_most(recorded: &BTreeMap<String, String>) -> u64 {
+    let steps = [EVAL_STEPS_MOST, "eval-steps"].into_iter().filter_map(|key| recorded.get(key));
+    steps.filter_map(|steps| steps.parse().ok()).max().unwrap_or(0)
+}
+
+/// Refuses a test on rows that evaluations of the run have read: they chose its best checkpoint.
+fn check_tested_rows(
+    before: &BTreeMap<String, String>,
+    settings: &Settings,
+) -> Result<(), UsageError> {
+    let (most, now) = (eval_steps_most(before), settings.eval_steps.get());
+    match settings.test && now < most {
+        true => Err(UsageError(format!(
+            "evaluations of this run read the held-out rows of {most} steps, and eval-steps is {now} now: the test would \
+             read rows that chose the best checkpoint; resume with eval-steps = {most} or more, or without test"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses options that would make it another run; says which make it learn differently.
