@@ -83,7 +83,7 @@ pub use ranks::{Exchange, Flat, Heard, RankFigures, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
     PlanFacts, Predictions, Recorder, RunFacts, Sample, Shown, Sink, StepRecord, TensorBoardFile,
-    Throughput, View, read_metrics, write_report,
+    Tested, Throughput, View, read_metrics, write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

@@ -27,6 +27,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
@@ -100,10 +101,10 @@ const LEARNING: [&str; 16] = [
     "clip",
 ];
 
-/// The momentum of `sgd` if none is given.
 /// What a run records of its evaluations: the most `eval-steps` that it had so far.
 const EVAL_STEPS_MOST: &str = "eval-steps-most";
 
+/// The momentum of `sgd` if none is given.
 const MOMENTUM: f64 = 0.9;
 
 /// Everything that is known before the first step.
@@ -123,9 +124,9 @@ pub(super) struct Setup {
     pub(super) model: Model,
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
-    pub(super) machine_kind: DeviceKind,
     /// The most `eval-steps` that the run had so far, with these.
     eval_steps_most: u64,
+    pub(super) machine_kind: DeviceKind,
     /// Of the CPU device.
     pub(super) cpu: CpuUse,
     /// Of the whole run.
@@ -147,8 +148,7 @@ pub(super) struct Setup {
 pub(super) struct TestRows {
     /// At the first of them.
     pub(super) source: Box<dyn BatchSource>,
-    /// How many training steps would read as many.
-    pub(super) steps: u64,
+    pub(super) rows: Range<u64>,
 }
 
 /// What a setup is for.
@@ -356,11 +356,11 @@ impl Setup {
         let predicted = predict.map_or(0, |predict| predict.held_out_rows(batch));
         let leave = self.settings.test_leave.unwrap_or(predicted);
         let held = self.data.held_rows(&self.settings)?;
-        let first = self.evaluated_rows();
-        let steps = probe::test_steps([first, predicted, leave], held, self.rows_per_step)?;
+        let of = [self.evaluated_rows(), predicted, leave];
+        let rows = probe::test_rows(of, held, self.rows_per_step)?;
         let (_, source) = self.data.sources(&self.settings, batch)?;
         let source = source.context("nothing is held out")?;
-        Ok(Some(TestRows { source: probe::from_row(source, first)?, steps }))
+        Ok(Some(TestRows { source: probe::from_row(source, rows.start)?, rows }))
     }
 
     /// How the run predicts, and the held-out micro-batches for it.
@@ -608,6 +608,7 @@ pub(super) fn request(
             .saturating_add(viewer_bytes)
             .saturating_add(predict_bytes),
         predict_bytes,
+        predict_saved_bytes,
     })
 }
 
@@ -617,7 +618,6 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     match step {
         StepSize::MicroBatches(count) => batch.saturating_mul(count as u64),
         StepSize::Tokens(tokens) => (tokens / settings.seq.get()) as u64,
-        predict_saved_bytes,
     }
 }
 
