@@ -46,6 +46,7 @@ mod schedule;
 mod staging;
 mod task;
 mod trainer;
+mod unwritten;
 mod viewer;
 mod weights;
 
