@@ -244,9 +244,17 @@ fn test<D: Trains>(
 fn probe_device<D: Trains>(setup: &Setup) -> Option<ProbeDevice<D>> {
     let idle = setup.settings.predict.as_ref()?.releases()?;
     (idle == Idle::WithParameters).then(|| {
-        let options = D::options(setup.cpu, setup.launch.budget(), None, NO_TUNING, None, None);
-        let profile = setup.launch.profile().clone();
-        ProbeDevice { profile, options: D::releasing(options, idle) }
+        let budget = setup.launch.budget();
+        let options = D::options(setup.cpu, budget, None, NO_TUNING, None, None);
+        ProbeDevice {
+            profile: setup.launch.profile().clone(),
+            options: D::probing(options),
+            // On the CPU, it takes nothing but its plan.
+            budget_bytes: match setup.machine_kind {
+                DeviceKind::Cuda => budget[Tier::DEVICE],
+                DeviceKind::Cpu => u64::MAX,
+            },
+        }
     })
 }
 

@@ -584,6 +584,9 @@ pub(super) fn request(
         None => (0, 0),
     };
     let viewer_bytes = pictures::viewer_bytes(&config, machine.ram.bytes)?;
+    let idle = settings.predict.as_ref().and_then(PredictArg::releases);
+    let mut profile = machine.profile;
+    profile.overhead_bytes += device::probe_overhead_bytes(machine.kind, idle);
     Ok(Request {
         model: name.to_owned(),
         checkpoint_bytes: checkpoint_bytes(&config, &options)?,
@@ -591,7 +594,7 @@ pub(super) fn request(
         options,
         step,
         rank: storm_plan::RankPlace::default(),
-        profile: machine.profile,
+        profile,
         vram: machine.vram,
         ram: machine.ram,
         disk: machine.disk,

@@ -1,7 +1,7 @@
 //! The host memory of predictions: the state to restore when jumps are undone, the weights at the
 //! start of a window, and the state of a direction. All of it is allocated before the first step.
 
-use super::direction::RandomWords;
+use super::direction::{Course, RandomWords};
 use super::int8::int8_bytes;
 use super::jump::{Form, f32_at};
 use super::modes::{Gram, INTERVALS, factors};
@@ -272,6 +272,11 @@ impl Copies {
             Origin::Undo => self.undo.bytes(self.base[weight]),
             Origin::Reference => self.reference.bytes(weight),
         }
+    }
+
+    /// No direction, for each weight.
+    pub(super) fn nowhere(&self) -> Vec<Course> {
+        vec![Course::Nowhere; self.weights.len()]
     }
 
     /// Restores the weights from before the jumps.
