@@ -121,6 +121,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             test(setup, &mut run, before, &mut Recorder::new(&mut unused, sinks))
         }
     };
+    let tested = tested.context("the run was not tested; its model was saved");
     let tested = tested.and_then(|is_new| match is_new {
         true => page.write(setup, &history, progress.part()).map(drop),
         false => Ok(()),
@@ -165,7 +166,6 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let best_model = best_model.map(drop).with_context(|| {
         format!("{} was not written; everything else of the run was", best.display())
     });
-    let tested = tested.context("the run was not tested; its model was saved");
     if let (Err(test), Err(_)) = (&tested, &best_model) {
         eprintln!("{test:#}");
     }
