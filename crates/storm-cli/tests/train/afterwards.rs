@@ -98,10 +98,11 @@ fn a_run_is_tested_on_rows_of_their_own() {
     for (more, part) in [
         (&["--test-leave", "7", "--predict", predict][..], "last 8 held-out rows"),
         (&["--test-leave", "1000000"], "less than one step is left to test on"),
-        (&["--test", "false", "--test-leave", "8"], "test-leave is for test = true"),
     ] {
         place.run("d", &[&flags, more].concat()).failed(2, &[part]);
     }
+    let alone = ["--steps", "6", "--held-out", "0.4", "--test-leave", "8"];
+    place.run("d", &alone).failed(2, &["test-leave is for test = true"]);
 }
 
 /// A finished run that is resumed is tested again only on other rows, or after other steps.
