@@ -130,6 +130,20 @@ mod defaults {
 /// Most micro-batches of a probe; they stay in host memory.
 const PROBE_BATCHES_MAX: usize = 1 << 16;
 
+/// Held-out rows of a run with this many `probe-batches`, in micro-batches of `batch` rows.
+pub(crate) fn held_out_rows(probe_batches: usize, batch: usize) -> u64 {
+    rows(both_sets(probe_batches), batch)
+}
+
+/// Micro-batches for jumps, and as many for corrections.
+fn both_sets(probe_batches: usize) -> usize {
+    2 * probe_batches.min(PROBE_BATCHES_MAX)
+}
+
+fn rows(batches: usize, batch: usize) -> u64 {
+    (batches as u64).saturating_mul(batch as u64)
+}
+
 impl FromStr for PredictArg {
     type Err = String;
 
@@ -277,9 +291,14 @@ impl PredictArg {
     pub(crate) fn held_out_batches(&self) -> usize {
         let probe = self.probe_batches.map_or(defaults::PROBE_BATCHES, NonZeroUsize::get);
         match self.accept {
-            AcceptArg::IfLower => 2 * probe.min(PROBE_BATCHES_MAX),
+            AcceptArg::IfLower => both_sets(probe),
             AcceptArg::Always => 0,
         }
+    }
+
+    /// Held-out rows needed, in micro-batches of `batch` rows.
+    pub(crate) fn held_out_rows(&self, batch: usize) -> u64 {
+        rows(self.held_out_batches(), batch)
     }
 }
 
@@ -327,6 +346,14 @@ mod tests {
         let dmd = options("direction=\"dmd\", full=11").expect("a table");
         assert_eq!(dmd.direction, Direction::Dmd { window: 8 });
         assert_eq!(dmd.probe_weights, ProbeWeights::AsTrained);
+        let arg = |text: &str| text.parse::<PredictArg>().expect("a table");
+        let few = arg("direction=\"difference\", probe-batches=3");
+        assert_eq!((few.held_out_batches(), few.held_out_rows(4)), (6, 24));
+        assert_eq!(held_out_rows(3, 4), 24);
+        let usual = arg("direction=\"difference\"");
+        assert_eq!(usual.held_out_rows(4), held_out_rows(8, 4));
+        let always = arg("direction=\"difference\", accept=\"always\"");
+        assert_eq!(always.held_out_rows(4), 0);
         let int8 = options("direction=\"difference\", probe-weights=\"int8\"").expect("a table");
         assert_eq!(int8.probe_weights, ProbeWeights::Int8);
         let whole = options("direction=\"difference\", full=7").expect("a table");

@@ -6,7 +6,7 @@ use crate::streams::duration;
 use crate::train;
 use std::collections::BTreeMap;
 use storm_model::Unit;
-use storm_train::{History, Pictures, RunFacts};
+use storm_train::{History, Pictures, RunFacts, Tested};
 
 /// The facts of a run, from its settings and metrics alone.
 pub(crate) fn facts(
@@ -64,7 +64,8 @@ fn rows(
     row("best held-out loss", history.best_loss().map(|loss| format!("{loss:.4}")));
     row("best held-out accuracy", history.best_accuracy().map(percent));
     let test = history.test();
-    row("test loss", test.map(|test| format!("{:.4}", test.loss)));
+    let after = |test: Tested| format!(" after step {}", grouped(test.step));
+    row("test loss", test.map(|test| format!("{:.4}{}", test.loss, after(test))));
     row("test accuracy", test.and_then(|test| test.accuracy).map(percent));
     row("duration", Some(time(history)));
     row("speed", speed(history));

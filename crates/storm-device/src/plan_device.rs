@@ -159,7 +159,7 @@ pub trait PlanDevice: Sized {
         Ok(0)
     }
 
-    /// Reclaims the released memory, zeroed.
+    /// Reclaims the released memory, whose contents are undefined.
     ///
     /// # Errors
     /// The memory is no longer available. Persistent tensors that were not released are intact.

@@ -12,7 +12,8 @@ pub enum Idle {
     /// What neither persistent tensors nor the evaluation use. Evaluations run meanwhile. Empty if the plan has no
     /// evaluation.
     BesideEvaluation,
-    /// All but persistent tensors that are not parameters. Nothing runs meanwhile, and parameters are zero afterwards.
+    /// All but persistent tensors that are not parameters. Nothing runs meanwhile, and the values of parameters
+    /// are undefined afterwards.
     WithParameters,
 }
 
@@ -81,5 +82,52 @@ impl Plan {
             }
         }
         Some(used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Lasting, PerTier, Place, Value, ValueId};
+    use storm_graph::{DType, Tensor, Training};
+
+    /// Bytes of every tensor.
+    const BLOCK: usize = 256;
+
+    fn add(plan: &mut Plan, class: TensorClass, in_parts: bool, places: &[(Tier, usize)]) {
+        let name = format!("{}", plan.lasting.len());
+        let value = ValueId(plan.values.len() as u32);
+        plan.values.push(Value { name: name.clone(), size_bytes: BLOCK, class });
+        let place = |&(tier, block): &(Tier, usize)| Place { tier, offset: block * BLOCK };
+        let places: Vec<Place> = places.iter().map(place).collect();
+        let parts = places.iter().map(|&place| (0, place)).collect();
+        let shape = [BLOCK / 4].into();
+        plan.lasting.push(Lasting {
+            tensor: Tensor { name, shape, dtype: DType::F32, class },
+            pieces: vec![value],
+            places: if in_parts { Vec::new() } else { places },
+            parts: if in_parts { parts } else { Vec::new() },
+            shard: None,
+        });
+    }
+
+    #[test]
+    fn all_but_persistent_tensors_that_are_no_parameters_is_idle_with_parameters() {
+        let bytes = PerTier::new(10 * BLOCK, 10 * BLOCK);
+        let mut plan = Plan { bytes, ..Plan::default() };
+        let weight = TensorClass::Parameter(Training::Trainable);
+        let frozen = TensorClass::Parameter(Training::Frozen);
+        add(&mut plan, weight, false, &[(Tier::DEVICE, 1), (Tier::HOST, 0)]);
+        add(&mut plan, weight, true, &[(Tier::DEVICE, 5)]);
+        add(&mut plan, frozen, false, &[(Tier::DEVICE, 8)]);
+        // Blocks of host memory have the same offsets.
+        add(&mut plan, TensorClass::OptimizerState, false, &[(Tier::DEVICE, 3), (Tier::HOST, 2)]);
+        add(&mut plan, TensorClass::OptimizerState, true, &[(Tier::DEVICE, 6), (Tier::HOST, 9)]);
+        add(&mut plan, TensorClass::Gradient, false, &[(Tier::DEVICE, 7)]);
+        let blocks = |range: Range<usize>| range.start * BLOCK..range.end * BLOCK;
+        let idle = plan.idle(Idle::WithParameters);
+        assert_eq!(idle, [0..3, 4..6, 8..10].map(blocks));
+        assert!(plan.idle(Idle::BesideEvaluation).is_empty(), "there is no evaluation");
+        assert_eq!(Plan { bytes, ..Plan::default() }.idle(Idle::WithParameters), [blocks(0..10)]);
     }
 }

@@ -56,6 +56,14 @@ pub enum TrainError {
         /// NaN or infinite.
         norm: f32,
     },
+    /// The memory of parameters was released, and not all of them were written since.
+    #[error(
+        "the memory of `{parameter}` was released, and it was not written since; write all parameters before anything else"
+    )]
+    Released {
+        /// The first such parameter.
+        parameter: String,
+    },
     /// From communication between ranks.
     #[error(transparent)]
     Ranks(#[from] RankError),

@@ -46,6 +46,7 @@ mod schedule;
 mod staging;
 mod task;
 mod trainer;
+mod unwritten;
 mod viewer;
 mod weights;
 
@@ -76,13 +77,14 @@ pub use precision::Precision;
 pub use predict::{
     Accept, Controller, Direction, Expectation, Judgement, Jump, ParameterGroup, Phase,
     PhaseLengths, PredictOptions, PredictState, Prediction, PredictionCost, ProbeDevice,
-    ProbeWeights, UpdateSeen, UpdatesSeen, Verdict, predict_bytes, prediction_seconds,
+    ProbeWeights, UpdateSeen, UpdatesSeen, Verdict, predict_bytes, predict_saved_bytes,
+    prediction_seconds,
 };
 pub use ranks::{Exchange, Flat, Heard, RankFigures, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
     PlanFacts, Predictions, Recorder, RunFacts, Sample, Shown, Sink, StepRecord, TensorBoardFile,
-    Throughput, View, read_metrics, write_report,
+    Tested, Throughput, View, read_metrics, write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

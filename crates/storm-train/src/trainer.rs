@@ -5,6 +5,7 @@ use crate::optimizer::names;
 use crate::ranks::{RankState, Store};
 use crate::reference::{check_options, initial_graph};
 use crate::staging::{Rate, Staging, StepData};
+use crate::unwritten::Unwritten;
 use crate::{
     BatchSource, Found, MicroBatch, NamedInputs, RunError, StepReport, TrainError, TrainOptions,
     weights,
@@ -41,6 +42,8 @@ pub struct Trainer<D: PlanDevice> {
     pub(crate) pending: Option<StepScalars>,
     /// The non-finite gradient norm of a step whose update could not be cancelled.
     partly_updated: Option<f32>,
+    /// Parameters that have no values, because their memory was released.
+    unwritten: Unwritten,
     /// The other ranks, if this is rank 0 of several.
     pub(crate) ranks: Option<Box<RankState>>,
 }
@@ -177,6 +180,7 @@ impl<D: PlanDevice> Trainer<D> {
             updates: 0,
             pending: None,
             partly_updated: None,
+            unwritten: Unwritten::default(),
             ranks: None,
         })
     }
@@ -466,9 +470,21 @@ impl<D: PlanDevice> Trainer<D> {
     }
 
     fn check_whole(&self) -> Result<(), TrainError> {
-        match self.partly_updated {
-            Some(norm) => Err(TrainError::PartlyUpdated { norm }),
-            None => Ok(()),
+        match (self.partly_updated, self.unwritten.first()) {
+            (Some(norm), _) => Err(TrainError::PartlyUpdated { norm }),
+            (None, Some(parameter)) => {
+                Err(TrainError::Released { parameter: parameter.to_owned() })
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Before a write: applies a pending update. If parameters were released, nothing is pending, and their memory must
+    /// be there.
+    fn prepare_write(&mut self) -> Result<(), TrainError> {
+        match self.unwritten.first() {
+            Some(_) => self.reclaim_idle(),
+            None => self.flush(),
         }
     }
 
@@ -541,9 +557,11 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// The tensor does not exist, or has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        self.flush()?;
+        self.prepare_write()?;
         let format = self.model.as_ref().and_then(AnyModel::quantized);
-        weights::write(&mut self.store(), name, values, format)
+        weights::write(&mut self.store(), name, values, format)?;
+        self.unwritten.wrote_all(name);
+        Ok(())
     }
 
     /// Updates made so far.
@@ -571,13 +589,16 @@ impl<D: PlanDevice> Trainer<D> {
         self.instances.iter().map(|instance| instance.name.as_str())
     }
 
-    /// Releases device memory that is idle until the next step. Returns its size. After
-    /// [`Idle::WithParameters`], reclaim it and write all parameters before anything else.
+    /// Releases device memory that is idle until the next step. Returns its size. After [`Idle::WithParameters`], all
+    /// parameters must be written before anything else is done: until then, everything else is refused.
     ///
     /// # Errors
     /// From the device.
     pub fn release_idle(&mut self, idle: Idle) -> Result<u64, TrainError> {
         self.flush()?;
+        if idle == Idle::WithParameters {
+            self.unwritten = Unwritten::all(&self.instances);
+        }
         Ok(self.planned.release_idle(idle)?)
     }
 
@@ -716,8 +737,10 @@ impl<D: PlanDevice> Trainer<D> {
         first: usize,
         bytes: &[u8],
     ) -> Result<(), TrainError> {
-        self.flush()?;
-        self.store().write_bytes(name, first, bytes)
+        self.prepare_write()?;
+        self.store().write_bytes(name, first, bytes)?;
+        self.unwritten.wrote(name, first, bytes.len());
+        Ok(())
     }
 
     /// Sets the number of updates made.

@@ -55,6 +55,8 @@ pub(crate) struct Request {
     pub(crate) beside_bytes: u64,
     /// The part of `beside_bytes` for predictions.
     pub(crate) predict_bytes: u64,
+    /// What copies of predictions add to a checkpoint, at most.
+    pub(crate) predict_saved_bytes: u64,
 }
 
 pub(crate) struct Answer {
@@ -164,6 +166,7 @@ impl Request {
             checkpoint_bytes,
             beside_bytes: 0,
             predict_bytes: 0,
+            predict_saved_bytes: 0,
         })
     }
 

@@ -33,10 +33,10 @@ pub(crate) enum Saving {
 }
 
 impl Request {
-    /// Maximum size of a checkpoint on disk. For a run that predicts, it may include the state that
-    /// jumps are undone to.
+    /// Maximum size of a checkpoint on disk. For a run that predicts, it includes the copies of weights that its phase
+    /// needs.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        self.checkpoint_bytes.saturating_add(self.predict_bytes)
+        self.checkpoint_bytes.saturating_add(self.predict_saved_bytes)
     }
 
     /// How checkpoints are saved under a plan with this prediction.
@@ -120,8 +120,8 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
         }
         Saving::Predicting => {
             return format!(
-                "Predictions take {} of host memory. A checkpoint takes {bytes} of disk, and up to {} while jumps can be \
-                 undone; steps pause while it is written.",
+                "Predictions take {} of host memory. A checkpoint takes {bytes} of disk, and up to {} with the copies that \
+                 its phase needs; steps pause while it is written.",
                 show(request.predict_bytes),
                 show(request.disk_bytes())
             );
@@ -160,7 +160,17 @@ mod tests {
             checkpoint_bytes: 100,
             beside_bytes: 0,
             predict_bytes: 0,
+            predict_saved_bytes: 0,
         }
+    }
+
+    /// Host memory of predictions is no part of a checkpoint, only what is saved of it.
+    #[test]
+    fn a_checkpoint_has_copies_and_no_buffers() {
+        let limit = Limit { bytes: 900, origin: None };
+        let plain = request(SaveModeArg::Auto, limit, DeviceMemory::Own);
+        let request = Request { predict_bytes: 700, predict_saved_bytes: 30, ..plain };
+        assert_eq!(request.disk_bytes(), 130);
     }
 
     #[test]

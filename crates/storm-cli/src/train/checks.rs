@@ -51,6 +51,10 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
     if let Some(hardware) = &settings.hardware {
         hardware::named_or_found(Some(hardware))?;
     }
+    if settings.test_leave.is_some() && !settings.test {
+        let problem = "test-leave is for test = true; set that, or leave test-leave out";
+        return Err(UsageError(problem.to_owned()).into());
+    }
     if settings.on_disk.is_some() && settings.disk.is_none() {
         let problem = "on-disk needs disk; give a folder on a local disk";
         return Err(UsageError(problem.to_owned()).into());

@@ -13,7 +13,9 @@ use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use storm_device::cpu::{Bf16Products, CpuPlanDevice, CpuPlanOptions, probe_cpu};
-use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
+use storm_device::cuda::{
+    CudaDevice, CudaPlanDevice, CudaPlanOptions, GraphUse, SECOND_DEVICE_BYTES,
+};
 use storm_device::{Collectives, DiskOptions, PlanDevice};
 use storm_plan::{Budget, HardwareProfile, Idle, Tier};
 
@@ -199,6 +201,14 @@ impl Machine {
     }
 }
 
+/// Device memory that a run which releases this keeps for its second device, also during steps.
+pub(super) fn probe_overhead_bytes(kind: DeviceKind, idle: Option<Idle>) -> u64 {
+    match (kind, idle) {
+        (DeviceKind::Cuda, Some(Idle::WithParameters)) => SECOND_DEVICE_BYTES,
+        _ => 0,
+    }
+}
+
 /// A device that can train.
 pub(crate) trait Trains: PlanDevice {
     /// Device options for a budget. `cpu` applies only to the CPU. A GPU may spend `tune_seconds` on finding the
@@ -217,6 +227,9 @@ pub(crate) trait Trains: PlanDevice {
     fn releasing(options: Self::Options, _: Idle) -> Self::Options {
         options
     }
+
+    /// The same for the second device of a run, with which it probes in 8 bits. Nobody looks at its trace.
+    fn probing(options: Self::Options) -> Self::Options;
 }
 
 impl Trains for CpuPlanDevice {
@@ -236,6 +249,10 @@ impl Trains for CpuPlanDevice {
             ranks: crew.map(|crew| Arc::new(crew.ranks.clone()) as Arc<dyn Collectives>),
             ..CpuPlanOptions::default()
         }
+    }
+
+    fn probing(options: CpuPlanOptions) -> CpuPlanOptions {
+        CpuPlanOptions { trace: false, ..options }
     }
 }
 
@@ -264,7 +281,20 @@ impl Trains for CudaPlanDevice {
         }
     }
 
+    /// With parameters, memory for the probe's device stays free, see [`probe_overhead_bytes`].
     fn releasing(options: CudaPlanOptions, idle: Idle) -> CudaPlanOptions {
-        CudaPlanOptions { releases: Some(idle), ..options }
+        let reserved = probe_overhead_bytes(DeviceKind::Cuda, Some(idle));
+        let vram_bytes = options.vram_bytes.map(|bytes| bytes.saturating_sub(reserved));
+        CudaPlanOptions { releases: Some(idle), vram_bytes, ..options }
+    }
+
+    /// Without graphs: they would keep memory that steps take back.
+    fn probing(options: CudaPlanOptions) -> CudaPlanOptions {
+        CudaPlanOptions {
+            releases: Some(Idle::WithParameters),
+            trace: false,
+            graphs: GraphUse::Never,
+            ..options
+        }
     }
 }

@@ -70,7 +70,7 @@ fn lines(setup: &Setup, figures: &Figures) -> Vec<String> {
         "disk      {}: up to {} checkpoints of {}",
         show(disk_bytes),
         saving::at_a_time(setup),
-        show(setup.request.checkpoint_bytes)
+        show(setup.request.disk_bytes())
     );
     if let Some(free) = free_bytes {
         disk.push_str(&format!("; {} free", show(free)));

@@ -226,9 +226,11 @@ options! {
         /// Length of an evaluation: as much held-out data as this many training steps read, or all if there is less.
         eval_steps: NonZeroU64 = count!(8);
         /// After the last step, also measure the loss on the held-out rows that nothing else reads: those behind the rows of
-        /// evaluations (eval-steps), up to those that test-leave leaves out.
+        /// evaluations (eval-steps), up to those that test-leave leaves out. On resume, eval-steps cannot become less than
+        /// evaluations of the run read.
         test: bool = false;
-        /// Held-out rows at the end that the test does not read. Default: those that predictions read.
+        /// Held-out rows at the end that the test does not read (needs test). The rest is then read in whole steps of rows;
+        /// with 0, to its end. Default: those that predictions read.
         test_leave: u64;
         /// Stop the run after this many evaluations in a row without a new lowest held-out loss. Default: do not stop
         /// early.

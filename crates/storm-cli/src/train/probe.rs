@@ -5,6 +5,7 @@ use crate::UsageError;
 use crate::predict::PredictArg;
 use anyhow::Result;
 use serde_json::json;
+use std::ops::Range;
 use storm_train::{AnyBatch, BatchSource, RunError};
 
 /// The first row that predictions use, of `held` held-out rows of which evaluations read the first `evaluated`.
@@ -17,7 +18,7 @@ pub(super) fn first_row(
     evaluated: u64,
     held: u64,
 ) -> Result<u64, UsageError> {
-    let needed = (predict.held_out_batches() as u64).saturating_mul(batch as u64);
+    let needed = predict.held_out_rows(batch);
     match needed.checked_add(evaluated).is_some_and(|all| all <= held) {
         true => Ok(held - needed),
         false => Err(UsageError(format!(
@@ -27,27 +28,34 @@ pub(super) fn first_row(
     }
 }
 
-/// How many training steps would read the rows of a test: of `held` held-out rows, those behind the ones that
-/// evaluations read, without the last `leave`. Predictions must not read any of them.
+/// The rows of a test: of `held` held-out rows, those behind the ones that evaluations read, without the last `leave`.
+/// Only whole steps are read, unless the last row is among them. Predictions must not read any of them.
 ///
 /// # Errors
-/// No whole step is left, or predictions read more rows than are left out.
-pub(super) fn test_steps(
+/// Too little is left, or predictions read more rows than are left out.
+pub(super) fn test_rows(
     [evaluated, predicted, leave]: [u64; 3],
     held: u64,
     rows_per_step: u64,
-) -> Result<u64, UsageError> {
+) -> Result<Range<u64>, UsageError> {
     if leave < predicted {
         return Err(UsageError(format!(
             "test-leave is {leave}, but predictions read the last {predicted} held-out rows; raise it, or leave it out"
         )));
     }
-    match held.saturating_sub(evaluated).saturating_sub(leave) / rows_per_step.max(1) {
-        0 => Err(UsageError(format!(
-            "nothing is left to test on: {held} rows are held out, evaluations look at {evaluated}, {leave} are left out              at the end, and a step takes {rows_per_step}; hold more of the data out, or lower eval-steps or test-leave"
-        ))),
-        steps => Ok(steps),
+    let left = held.saturating_sub(evaluated).saturating_sub(leave);
+    let rows = match leave {
+        0 => left,
+        _ => left / rows_per_step.max(1) * rows_per_step,
+    };
+    if rows == 0 {
+        let least = if leave == 0 { "no row is left" } else { "less than one step is left" };
+        return Err(UsageError(format!(
+            "{least} to test on: of {held} held-out rows, evaluations look at the first {evaluated} and {leave} are left \
+             out at the end, and a step takes {rows_per_step}; hold more of the data out, or lower eval-steps or test-leave"
+        )));
     }
+    Ok(evaluated..evaluated + rows)
 }
 
 /// Moves held-out data to a row.
@@ -93,12 +101,22 @@ mod tests {
 
     #[test]
     fn a_test_reads_what_nothing_else_does() {
-        assert_eq!(test_steps([16, 24, 24], 100, 8).expect("rows are left"), 7);
-        assert_eq!(test_steps([16, 0, 24], 48, 8).expect("rows are left"), 1);
-        let refused = |rows, held| test_steps(rows, held, 8).expect_err("too few").to_string();
-        assert!(refused([16, 24, 23], 100).contains("last 24 held-out rows"));
-        for (rows, held) in [([16, 0, 24], 47), ([u64::MAX, 0, 1], 40), ([0, 0, 0], 0)] {
-            assert!(refused(rows, held).contains("nothing is left to test on"));
-        }
+        // Whole steps, and without rows to leave out all of the rest.
+        assert_eq!(test_rows([16, 24, 24], 100, 8).expect("rows are left"), 16..72);
+        assert_eq!(test_rows([16, 0, 24], 48, 8).expect("rows are left"), 16..24);
+        assert_eq!(test_rows([16, 0, 0], 100, 8).expect("rows are left"), 16..100);
+        assert_eq!(test_rows([16, 0, 0], 17, 8).expect("a row is left"), 16..17);
+        let refused = |rows, held| test_rows(rows, held, 8).expect_err("too few").to_string();
+        assert_eq!(
+            refused([16, 24, 23], 100),
+            "test-leave is 23, but predictions read the last 24 held-out rows; raise it, or leave it out"
+        );
+        assert_eq!(
+            refused([16, 0, 24], 47),
+            "less than one step is left to test on: of 47 held-out rows, evaluations look at the first 16 and 24 are \
+             left out at the end, and a step takes 8; hold more of the data out, or lower eval-steps or test-leave"
+        );
+        assert!(refused([u64::MAX, 0, 1], 40).starts_with("less than one step is left to test on"));
+        assert!(refused([0, 0, 0], 0).starts_with("no row is left to test on"));
     }
 }

@@ -202,12 +202,12 @@ impl Sink for Progress {
                 }
                 self.object(object);
             }
-            Event::Tested { step, loss, accuracy, seconds } => {
+            Event::Tested { step, rows, loss, accuracy, seconds } => {
                 let found = accuracy
                     .map_or(String::new(), |share| format!(", accuracy {:.2} %", 100.0 * share));
                 self.line(&format!("step {step}: test loss {loss:.4}{found}"));
                 let mut object = json!({
-                    "event": "tested", "step": step, "loss": loss, "seconds": seconds,
+                    "event": "tested", "step": step, "rows": rows, "loss": loss, "seconds": seconds,
                 });
                 if let Some(accuracy) = accuracy {
                     object["accuracy"] = json!(accuracy);

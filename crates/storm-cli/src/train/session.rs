@@ -26,7 +26,7 @@ use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
 use storm_plan::{Idle, Tier};
 use storm_train::{
     Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Pictures, Precision,
-    ProbeDevice, Recorder, Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
+    ProbeDevice, Recorder, Run, Sink, Stop, StopReason, TensorBoardFile, Tested, Trainer,
     prediction_seconds,
 };
 
@@ -78,12 +78,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             vec![&mut history, &mut metrics, &mut events, &mut progress];
         let mut recorder = Recorder::new(&mut measure, sinks);
         let finished = run.train(&stop, &mut recorder)?;
-        let StopReason::MemoryShort(alarm) = finished.reason else {
-            if finished.reason != StopReason::Requested {
-                test(setup, &mut run, &mut recorder)?;
-            }
-            break finished;
-        };
+        let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
         let (trainer, on_alarm) = launch::within_less(setup, run.into_trainer(), alarm)?;
         run = begin(setup, trainer, on_alarm)?;
         run.resume(&mut recorder)?.context("the checkpoint that was just saved is gone")?;
@@ -114,6 +109,23 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let what = if setup.model.config.adapters().is_some() { "adapter" } else { "model" };
     let model = setup.folder.join(what);
     save_model(setup, &mut run, &model)?;
+    // After the model is saved, so that a test that fails does not cost it, and before the weights of the best one
+    // replace these.
+    let tested = match finished.reason {
+        StopReason::Requested => Ok(false),
+        _ => {
+            let before = history.test();
+            let sinks: Vec<&mut dyn Sink> =
+                vec![&mut history, &mut metrics, &mut events, &mut progress];
+            let mut unused = Measure::default();
+            test(setup, &mut run, before, &mut Recorder::new(&mut unused, sinks))
+        }
+    };
+    let tested = tested.context("the run was not tested; its model was saved");
+    let tested = tested.and_then(|is_new| match is_new {
+        true => page.write(setup, &history, progress.part()).map(drop),
+        false => Ok(()),
+    });
     let best = setup.folder.join(format!("{what}-best"));
     let best_model = save_best(setup, &mut run, &finished, &best);
     drop(run);
@@ -151,9 +163,13 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             print(&format!("resume       {}", output::resume_command(&setup.folder)));
         }
     }
-    best_model.map(drop).with_context(|| {
+    let best_model = best_model.map(drop).with_context(|| {
         format!("{} was not written; everything else of the run was", best.display())
-    })
+    });
+    if let (Err(test), Err(_)) = (&tested, &best_model) {
+        eprintln!("{test:#}");
+    }
+    best_model.and(tested)
 }
 
 /// Creates the run, from its initial weights.
@@ -207,19 +223,38 @@ fn begin<D: Trains>(
     Ok(run)
 }
 
-/// Measures the loss on the test rows, if the options ask for it.
-fn test<D: Trains>(setup: &Setup, run: &mut Run<D>, recorder: &mut Recorder<'_>) -> Result<()> {
-    let Some(TestRows { mut source, steps }) = setup.test()? else { return Ok(()) };
-    Ok(run.test(&mut *source, steps, recorder)?)
+/// Measures the loss on the test rows, if the options ask for it and it is not the last result of a test again. Returns
+/// whether it did.
+fn test<D: Trains>(
+    setup: &Setup,
+    run: &mut Run<D>,
+    last: Option<Tested>,
+    recorder: &mut Recorder<'_>,
+) -> Result<bool> {
+    let Some(TestRows { mut source, rows }) = setup.test()? else { return Ok(false) };
+    let (step, ends) = (run.progress().step, [rows.start, rows.end]);
+    if last.is_some_and(|last| (last.step, last.rows) == (step, ends)) {
+        return Ok(false);
+    }
+    run.test(&mut *source, rows, recorder)?;
+    Ok(true)
 }
 
 /// The device that losses of predictions are measured on, if it is not that of the run.
 fn probe_device<D: Trains>(setup: &Setup) -> Option<ProbeDevice<D>> {
     let idle = setup.settings.predict.as_ref()?.releases()?;
     (idle == Idle::WithParameters).then(|| {
-        let options = D::options(setup.cpu, setup.launch.budget(), None, NO_TUNING, None, None);
-        let profile = setup.launch.profile().clone();
-        ProbeDevice { profile, options: D::releasing(options, idle) }
+        let budget = setup.launch.budget();
+        let options = D::options(setup.cpu, budget, None, NO_TUNING, None, None);
+        ProbeDevice {
+            profile: setup.launch.profile().clone(),
+            options: D::probing(options),
+            // On the CPU, it takes nothing but its plan.
+            budget_bytes: match setup.machine_kind {
+                DeviceKind::Cuda => budget[Tier::DEVICE],
+                DeviceKind::Cpu => u64::MAX,
+            },
+        }
     })
 }
 

@@ -27,6 +27,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
@@ -36,7 +37,7 @@ use storm_plan::Lanes;
 use storm_train::{
     AnyBatch, BatchSource, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress,
     Retention, RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
-    checkpoint_bytes, predict_bytes,
+    checkpoint_bytes, predict_bytes, predict_saved_bytes,
 };
 use tempfile::TempDir;
 
@@ -100,6 +101,9 @@ const LEARNING: [&str; 16] = [
     "clip",
 ];
 
+/// What a run records of its evaluations: the most `eval-steps` that it had so far.
+const EVAL_STEPS_MOST: &str = "eval-steps-most";
+
 /// The momentum of `sgd` if none is given.
 const MOMENTUM: f64 = 0.9;
 
@@ -120,6 +124,8 @@ pub(super) struct Setup {
     pub(super) model: Model,
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
+    /// The most `eval-steps` that the run had so far, with these.
+    eval_steps_most: u64,
     pub(super) machine_kind: DeviceKind,
     /// Of the CPU device.
     pub(super) cpu: CpuUse,
@@ -142,8 +148,7 @@ pub(super) struct Setup {
 pub(super) struct TestRows {
     /// At the first of them.
     pub(super) source: Box<dyn BatchSource>,
-    /// How many training steps would read as many.
-    pub(super) steps: u64,
+    pub(super) rows: Range<u64>,
 }
 
 /// What a setup is for.
@@ -259,6 +264,7 @@ impl Setup {
             // A step on the CPU takes long, and depends little on the size of micro-batches.
             trial.splits = 1;
         }
+        let eval_steps_before = before.as_ref().map_or(0, |run| eval_steps_most(&run.settings));
         let launch = Launch::new(request.launch(trial))
             .map_err(|error| explained(&request, error, false))?;
         if let (Some(disk), Purpose::Train) = (&request.disk, purpose) {
@@ -268,13 +274,13 @@ impl Setup {
             _lock: lock,
             _scratch: scratch,
             given,
-            settings,
             style,
             start,
             folder,
             data,
             model,
             base_hash,
+            eval_steps_most: eval_steps_before.max(settings.eval_steps.get()),
             machine_kind,
             cpu,
             steps,
@@ -284,6 +290,7 @@ impl Setup {
             request,
             launch,
             planning_seconds: begun.elapsed().as_secs_f64(),
+            settings,
             purpose,
             crew: crew.cloned(),
         };
@@ -299,6 +306,7 @@ impl Setup {
                 );
             }
             compare(&before.settings, &now)?;
+            check_tested_rows(&before.settings, &setup.settings)?;
         }
         setup.say_epochs();
         Ok(setup)
@@ -345,15 +353,14 @@ impl Setup {
         }
         let batch = self.launch.plan().batch;
         let predict = self.settings.predict.as_ref();
-        let predicted =
-            predict.map_or(0, |predict| predict.held_out_batches() as u64 * batch as u64);
+        let predicted = predict.map_or(0, |predict| predict.held_out_rows(batch));
         let leave = self.settings.test_leave.unwrap_or(predicted);
         let held = self.data.held_rows(&self.settings)?;
-        let first = self.evaluated_rows();
-        let steps = probe::test_steps([first, predicted, leave], held, self.rows_per_step)?;
+        let of = [self.evaluated_rows(), predicted, leave];
+        let rows = probe::test_rows(of, held, self.rows_per_step)?;
         let (_, source) = self.data.sources(&self.settings, batch)?;
         let source = source.context("nothing is held out")?;
-        Ok(Some(TestRows { source: probe::from_row(source, first)?, steps }))
+        Ok(Some(TestRows { source: probe::from_row(source, rows.start)?, rows }))
     }
 
     /// How the run predicts, and the held-out micro-batches for it.
@@ -412,6 +419,7 @@ impl Setup {
     /// Every option that has a value, as text.
     pub(super) fn record(&self) -> BTreeMap<String, String> {
         let mut record = record(&self.given.clone().or(Given::defaults()));
+        record.insert(EVAL_STEPS_MOST.to_owned(), self.eval_steps_most.to_string());
         record.extend(self.base_hash.clone().map(|hash| (BASE_HASH.to_owned(), hash)));
         let image = self.model.config.image().map(|config| json!(config).to_string());
         record.extend(image.map(|config| (IMAGE_CONFIG.to_owned(), config)));
@@ -557,24 +565,28 @@ pub(super) fn request(
     check_fp8(&config, &options, step)?;
     let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
-    let predict_bytes = match &settings.predict {
+    let (predict_bytes, predict_saved_bytes) = match &settings.predict {
         Some(predict) => {
             let batch = match step {
                 StepSize::MicroBatches(_) => options.batch,
                 // The largest that may be chosen.
                 StepSize::Tokens(tokens) => (tokens / options.sequence).max(1),
             };
-            let rows = predict.held_out_batches().saturating_mul(batch) as u64;
             let rows_bytes = host_memory::of_unit(&config)
                 .saturating_mul(options.sequence as u64)
-                .saturating_mul(rows);
+                .saturating_mul(predict.held_out_rows(batch));
             let steps = settings.steps.map_or(u64::MAX, NonZeroU64::get);
             let predict = predict.options(steps)?;
-            predict_bytes(&config, &options, &predict)?.saturating_add(rows_bytes)
+            let bytes = predict_bytes(&config, &options, &predict)?;
+            let saved_bytes = predict_saved_bytes(&config, &options, &predict)?;
+            (bytes.saturating_add(rows_bytes), saved_bytes)
         }
-        None => 0,
+        None => (0, 0),
     };
     let viewer_bytes = pictures::viewer_bytes(&config, machine.ram.bytes)?;
+    let idle = settings.predict.as_ref().and_then(PredictArg::releases);
+    let mut profile = machine.profile;
+    profile.overhead_bytes += device::probe_overhead_bytes(machine.kind, idle);
     Ok(Request {
         model: name.to_owned(),
         checkpoint_bytes: checkpoint_bytes(&config, &options)?,
@@ -582,7 +594,7 @@ pub(super) fn request(
         options,
         step,
         rank: storm_plan::RankPlace::default(),
-        profile: machine.profile,
+        profile,
         vram: machine.vram,
         ram: machine.ram,
         disk: machine.disk,
@@ -599,6 +611,7 @@ pub(super) fn request(
             .saturating_add(viewer_bytes)
             .saturating_add(predict_bytes),
         predict_bytes,
+        predict_saved_bytes,
     })
 }
 
@@ -745,6 +758,27 @@ pub(super) fn record(all: &Given) -> BTreeMap<String, String> {
         other => other.to_string(),
     };
     table.into_iter().map(|(key, value)| (key, text(value))).collect()
+}
+
+/// The most `eval-steps` that a run had, by what it recorded.
+fn eval_steps_most(recorded: &BTreeMap<String, String>) -> u64 {
+    let steps = [EVAL_STEPS_MOST, "eval-steps"].into_iter().filter_map(|key| recorded.get(key));
+    steps.filter_map(|steps| steps.parse().ok()).max().unwrap_or(0)
+}
+
+/// Refuses a test on rows that evaluations of the run have read: they chose its best checkpoint.
+fn check_tested_rows(
+    before: &BTreeMap<String, String>,
+    settings: &Settings,
+) -> Result<(), UsageError> {
+    let (most, now) = (eval_steps_most(before), settings.eval_steps.get());
+    match settings.test && now < most {
+        true => Err(UsageError(format!(
+            "evaluations of this run read the held-out rows of {most} steps, and eval-steps is {now} now: the test would \
+             read rows that chose the best checkpoint; resume with eval-steps = {most} or more, or without test"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses options that would make it another run; says which make it learn differently.

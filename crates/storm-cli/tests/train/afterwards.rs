@@ -2,7 +2,9 @@
 
 use crate::support::{Place, is};
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 fn storm(place: &Place, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
@@ -74,25 +76,100 @@ fn a_run_is_tested_on_rows_of_their_own() {
     let flags = ["--steps", "6", "--held-out", "0.4", "--eval-steps", "1", "--test", "true"];
     let predict = "direction=\"random\", warm-up=2, full=2, correct=1, probe-batches=2";
     let predicts = ["--predict", predict];
-    for (name, more) in [("a", &["--test-leave", "8"][..]), ("b", &predicts)] {
+    let mut ends = Vec::new();
+    for (name, more, leave) in
+        [("a", &["--test-leave", "8"][..], 8), ("b", &predicts, 8), ("c", &[], 0)]
+    {
         let events = place.run(name, &[&flags, more].concat()).succeeded();
         let tested = events.iter().rfind(|event| is(event, "tested")).expect("a test");
         // A step reads four rows, and predictions eight.
-        let args = format!("eval runs/{name} --skip-rows 4 --leave-rows 8 --json");
+        let args = format!("eval runs/{name} --skip-rows 4 --leave-rows {leave} --json");
         let found: Value = serde_json::from_str(&text(&storm(&place, &args))).expect("JSON");
         assert_eq!(found["loss"], tested["loss"], "{name}");
         let evaluated = events.iter().rfind(|event| is(event, "evaluated")).expect("an evaluation");
         assert_ne!(evaluated["loss"], tested["loss"], "{name}");
+        assert_eq!(tested["rows"][0], 4);
+        ends.push(tested["rows"][1].as_u64().expect("a row"));
     }
-    let page = std::fs::read_to_string(place.run_folder("a").join("report.html")).expect("a page");
-    assert!(page.contains("test loss"));
+    // Whole steps; without rows to leave out, all of the rest.
+    assert!(ends[0].is_multiple_of(4) && ends[0] == ends[1] && ends[2] >= ends[0] + 8, "{ends:?}");
+    let page = fs::read_to_string(place.run_folder("a").join("report.html")).expect("a page");
+    assert!(page.contains("test loss") && page.contains(" after step 6<"), "{page}");
     for (more, part) in [
         (&["--test-leave", "7", "--predict", predict][..], "last 8 held-out rows"),
-        (&["--test-leave", "1000000"], "nothing is left to test on"),
+        (&["--test-leave", "1000000"], "less than one step is left to test on"),
     ] {
-        let refused = place.run("c", &[&flags, more].concat());
-        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+        place.run("d", &[&flags, more].concat()).failed(2, &[part]);
+    }
+    let alone = ["--steps", "6", "--held-out", "0.4", "--test-leave", "8"];
+    place.run("d", &alone).failed(2, &["test-leave is for test = true"]);
+}
+
+/// A finished run that is resumed is tested again only on other rows, or after other steps.
+#[test]
+fn a_test_is_made_once() {
+    let place = Place::new();
+    let flags = ["--held-out", "0.4", "--eval-steps", "1", "--test", "true", "--steps"];
+    let tests = || {
+        let metrics = fs::read_to_string(place.run_folder("a").join("metrics.jsonl"));
+        metrics.expect("metrics").lines().filter(|line| line.contains("test_loss")).count()
+    };
+    place.run("a", &[&flags[..], &["4"]].concat()).succeeded();
+    for (more, made, all) in [
+        (&["4", "--resume"][..], 0, 1),
+        (&["4", "--resume", "--test-leave", "8"], 1, 2),
+        (&["4", "--resume", "--test-leave", "8"], 0, 2),
+        (&["6", "--resume", "--test-leave", "8"], 1, 3),
+    ] {
+        let events = place.run("a", &[&flags[..], more].concat()).succeeded();
+        let tested = events.iter().filter(|event| is(event, "tested")).count();
+        assert_eq!((tested, tests()), (made, all), "{more:?}");
+    }
+}
+
+/// Rows that evaluations read chose the best checkpoint, so no later test may read them.
+#[test]
+fn rows_that_evaluations_read_are_never_tested_on() {
+    let place = Place::new();
+    let run = |steps: &str, eval_steps: &str, more: &[&str]| {
+        let flags = ["--held-out", "0.4", "--steps", steps, "--eval-steps", eval_steps];
+        place.run("a", &[&flags[..], more].concat())
+    };
+    run("4", "2", &[]).succeeded();
+    let parts = ["rows of 2 steps, and eval-steps is 1 now", "chose the best checkpoint"];
+    run("4", "1", &["--resume", "--test", "true"]).failed(2, &parts);
+    run("6", "1", &["--resume"]).succeeded();
+    // The run remembers it.
+    run("6", "1", &["--resume", "--test", "true"]).failed(2, &parts);
+    run("6", "3", &["--resume", "--test", "true"]).succeeded();
+}
+
+/// Here, the rows of the test are gone when it begins. The model and the report are written anyway.
+#[test]
+fn a_test_that_fails_costs_only_itself() {
+    let place = Place::new();
+    let text: String = (0..40_000).map(|i| format!("{} and {}; ", i * 7 % 100, i % 13)).collect();
+    fs::write(place.path().join("long.txt"), text).expect("a file");
+    let flags = ["--data", "long.txt", "--held-out", "0.5", "--eval-steps", "1", "--steps", "100"];
+    let mut command = place.command("a", &[&flags[..], &["--test", "true"]].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = command.spawn().expect("storm starts");
+    let mut lines = BufReader::new(running.stdout.take().expect("a pipe")).lines();
+    let is_step = |line: &String| line.contains("\"event\":\"step\"");
+    assert!(lines.by_ref().any(|line| line.as_ref().is_ok_and(is_step)), "there is no step");
+    let folder = place.run_folder("a");
+    let shard = folder.join("data/shard-00000.storm");
+    let file = fs::OpenOptions::new().write(true).open(&shard).expect("a shard");
+    let bytes = file.metadata().expect("its size").len();
+    file.set_len(bytes / 4 * 3).expect("it is cut");
+    let rest: Vec<String> = lines.map(|line| line.expect("text")).collect();
+    let ended = running.wait_with_output().expect("it ends");
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(4), "{errors}");
+    assert!(errors.contains("the run was not tested; its model was saved"), "{errors}");
+    assert!(rest.iter().all(|line| !line.contains("\"event\":\"tested\"")), "{rest:?}");
+    for made in ["model/model.safetensors", "report.html"] {
+        assert!(folder.join(made).exists(), "{made}");
     }
 }
 

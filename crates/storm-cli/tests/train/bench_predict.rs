@@ -15,9 +15,14 @@ fn place() -> Place {
 }
 
 fn bench(place: &Place, flags: &[&str]) -> Output {
+    bench_with(place, "2", flags)
+}
+
+fn bench_with(place: &Place, probe_batches: &str, flags: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     command.current_dir(place.path()).args(["bench", "predict", "short.toml"]);
-    command.args(["--full", "3", "--correct", "1", "--probe-batches", "2", "--runs", "r"]);
+    command.args(["--full", "3", "--correct", "1", "--runs", "r"]);
+    command.args(["--probe-batches", probe_batches]);
     command.args(flags).output().expect("storm starts")
 }
 
@@ -68,6 +73,10 @@ fn runs_are_made_once_and_compared() {
     let document = fs::read_to_string(place.path().join("page.md")).expect("a document");
     assert!(document.contains("`lookahead`") && !document.contains("old"), "{document}");
     assert!(document.starts_with("before\n") && document.ends_with("after\n"), "{document}");
+
+    // With another probe, tests read other rows, so none of these runs count.
+    let other = bench_with(&place, "3", &none);
+    assert!(printed(&other).is_empty(), "{}", String::from_utf8_lossy(&other.stdout));
 
     // A table that is not full says what is missing.
     let without = |part: &str| -> String {

@@ -25,7 +25,7 @@ use storm_graph::DType;
 pub(super) use tune::SOURCE as TRIAL_SOURCE;
 
 /// Enough for every worthwhile algorithm on Hopper. Algorithm selection depends on it.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// The number of rows for which the algorithm of an activation product is chosen, regardless of its
 /// real number of rows.

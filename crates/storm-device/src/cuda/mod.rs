@@ -46,7 +46,9 @@ pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use modules::Kernels;
 pub(crate) use pinned::PinnedMemory;
 use plan::{Action, Planner};
-pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions, GraphUse, Preparing};
+pub use plan_device::{
+    CudaKept, CudaPlanDevice, CudaPlanOptions, GraphUse, Preparing, SECOND_DEVICE_BYTES,
+};
 pub use power::PowerReading;
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
 pub use ranks::{CudaLink, CudaRanks, OpenCard, find_card, visible_cards};

@@ -1,7 +1,7 @@
 //! The host memory of predictions: the state to restore when jumps are undone, the weights at the
 //! start of a window, and the state of a direction. All of it is allocated before the first step.
 
-use super::direction::RandomWords;
+use super::direction::{Course, RandomWords};
 use super::int8::int8_bytes;
 use super::jump::{Form, f32_at};
 use super::modes::{Gram, INTERVALS, factors};
@@ -57,6 +57,34 @@ pub fn predict_bytes(
         ProbeWeights::Int8 => int8_bytes(&model, options)?,
     };
     Ok(bytes as u64 + WORK_BYTES + int8)
+}
+
+/// What copies add to a checkpoint, at most. The undo copy and that of a window are never needed at the same time.
+///
+/// # Errors
+/// The model is not valid with these options.
+pub fn predict_saved_bytes(
+    model: impl Into<AnyModel>,
+    options: &TrainOptions,
+    predict: &PredictOptions,
+) -> Result<u64, TrainError> {
+    let model = model.into();
+    let instances = model.build(&options.build_options())?.parameter_instances();
+    let state = state_tensors(&instances, options, Base::of(Some(&model)));
+    let weights = weights(&instances, options.precision);
+    let bytes =
+        |tensors: &[StateTensor]| tensors.iter().map(StateTensor::size_bytes).sum::<usize>();
+    let reference = bytes(&reference_tensors(&weights, &state));
+    let most = match predict.accept {
+        Accept::IfLower => bytes(&undo_tensors(&weights, &state, predict.accept)).max(reference),
+        // Nothing is undone.
+        Accept::Always => reference,
+    };
+    let direction = match predict.direction.has_state() {
+        true => bytes(&direction_tensors(&weights, predict.direction)),
+        false => 0,
+    };
+    Ok((most + direction + bytes(&controller_tensors(&predict.controller))) as u64)
 }
 
 /// A parameter that predictions move.
@@ -244,6 +272,11 @@ impl Copies {
             Origin::Undo => self.undo.bytes(self.base[weight]),
             Origin::Reference => self.reference.bytes(weight),
         }
+    }
+
+    /// No direction, for each weight.
+    pub(super) fn nowhere(&self) -> Vec<Course> {
+        vec![Course::Nowhere; self.weights.len()]
     }
 
     /// Restores the weights from before the jumps.

@@ -19,6 +19,8 @@ pub struct ProbeDevice<D: PlanDevice> {
     pub profile: HardwareProfile,
     /// How to open it. It must be able to release [`Idle::WithParameters`], and so must the device of the run.
     pub options: D::Options,
+    /// Device memory that both devices may have in use together.
+    pub budget_bytes: u64,
 }
 
 /// Micro-batches that pass through the weights together, at most.
@@ -39,13 +41,13 @@ const WORK_BYTES: usize = PIECE_ELEMENTS * (size_of::<f32>() + 4);
 /// Columns that a row of 8 bits takes memory for, at least.
 const COLUMNS_MIN: usize = 16;
 
-fn refused(problem: &str) -> TrainError {
+pub(super) fn refused(problem: &str) -> TrainError {
     let problem = format!("probe-weights = \"int8\" {problem}");
     TrainError::Option { option: "predict", problem }
 }
 
 /// The model as the probe reads it.
-fn model_of_probe(model: Option<&AnyModel>) -> Result<AnyModel, TrainError> {
+pub(super) fn model_of_probe(model: Option<&AnyModel>) -> Result<AnyModel, TrainError> {
     match model {
         Some(AnyModel::Language(config)) if config.adapters.is_some() => Err(refused(
             "is for weights that are trained; with adapters, base = \"int8\" keeps the others in 8 bits in steps and in \
@@ -103,16 +105,17 @@ pub(super) struct Int8Probe<D: PlanDevice> {
 }
 
 impl Int8Plan {
-    /// Plans the probe within the device memory that the trainer's plan can release.
+    /// Plans the probe of this model within the device memory that the trainer has released.
     ///
     /// # Errors
-    /// The model cannot be probed in 8 bits, or the probe does not fit.
+    /// The probe does not fit.
     pub(super) fn new<D: PlanDevice>(
+        model: AnyModel,
         trainer: &Trainer<D>,
         profile: HardwareProfile,
         micro_batches: usize,
+        released_bytes: u64,
     ) -> Result<Int8Plan, TrainError> {
-        let model = model_of_probe(trainer.model())?;
         let instances = trainer.instances();
         // Released parameters are written again from copies, which have those that are trained.
         let mut parameters = instances.iter().map(|instance| &instance.parameter);
@@ -122,16 +125,14 @@ impl Int8Plan {
         );
         let options = trainer.options().build_options();
         let task = evaluation_task(model.clone(), &options, micro_batches.clamp(1, TOGETHER_MAX))?;
-        let released = trainer.plan().idle(Idle::WithParameters).into_iter();
-        let device_bytes: usize = released.map(|range| range.len()).sum();
         let host_bytes = plan_host_bytes(&task.forward);
         // The overhead is there already.
         let profile = HardwareProfile { overhead_bytes: 0, ..profile };
-        let budget = Budget::new(device_bytes as u64, host_bytes as u64);
+        let budget = Budget::new(released_bytes, host_bytes as u64);
         let planned = plan(&task, &profile, budget, &Forced::default());
         let planned = planned.map_err(|error| match error {
             PlanError::TooSmall(_) => {
-                refused(&format!("does not fit into the device memory that steps use: {error}"))
+                refused(&format!("does not fit into the device memory that steps release: {error}"))
             }
             error => error.into(),
         })?;

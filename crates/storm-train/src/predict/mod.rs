@@ -27,7 +27,7 @@ mod updates;
 mod write;
 
 pub use controller::{Controller, PredictionCost};
-pub use copies::predict_bytes;
+pub use copies::{predict_bytes, predict_saved_bytes};
 pub use direction::Direction;
 pub use int8::ProbeDevice;
 pub use options::{Accept, PredictOptions, ProbeWeights};

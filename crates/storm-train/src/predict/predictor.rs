@@ -239,10 +239,11 @@ impl<D: PlanDevice> Predictor<D> {
         };
         let updates = rssm.as_ref().and_then(|_| UpdateWatch::new(trainer));
         let mut copies = Copies::new(trainer, &options)?;
+        let mut work = Work::default();
         let held_out = match options.accept {
             Accept::IfLower => {
                 let sets = [probe, check];
-                Some(HeldOut::new(trainer, &mut copies, &options, sets, device)?)
+                Some(HeldOut::new(trainer, &mut copies, &mut work, &options, sets, device)?)
             }
             Accept::Always => None,
         };
@@ -257,7 +258,7 @@ impl<D: PlanDevice> Predictor<D> {
             averaged: 0,
             start: None,
             undo: None,
-            work: Work::default(),
+            work,
             device_bytes: 0,
         })
     }
@@ -370,9 +371,7 @@ impl<D: PlanDevice> Predictor<D> {
         self.begin_measuring(trainer, Origin::Reference)?;
         let point = self.loss_of_corrections(trainer)?;
         self.end_measuring(trainer)?;
-        let nowhere = self.nowhere();
-        let unmoved = jumped(trainer, Origin::Reference, &nowhere, 0.0, 0.0);
-        self.work.write(&self.copies, &unmoved, trainer)?;
+        self.work.write_back(&self.copies, trainer)?;
         Ok(point)
     }
 
@@ -391,11 +390,6 @@ impl<D: PlanDevice> Predictor<D> {
         self.held_out.as_mut()?.int8.as_mut()
     }
 
-    /// No direction.
-    fn nowhere(&self) -> Vec<Course> {
-        vec![Course::Nowhere; self.copies.weights.len()]
-    }
-
     /// Before losses are measured: releases device memory. A probe in 8 bits takes what it needs of
     /// it, and gets the weights from a copy.
     fn begin_measuring(
@@ -403,7 +397,7 @@ impl<D: PlanDevice> Predictor<D> {
         trainer: &mut Trainer<D>,
         origin: Origin,
     ) -> Result<(), TrainError> {
-        let nowhere = self.nowhere();
+        let nowhere = self.copies.nowhere();
         let Some(held_out) = &mut self.held_out else { return Ok(()) };
         let Some(int8) = &mut held_out.int8 else {
             trainer.release_idle(Idle::BesideEvaluation)?;
@@ -411,7 +405,7 @@ impl<D: PlanDevice> Predictor<D> {
         };
         trainer.release_idle(Idle::WithParameters)?;
         int8.reclaim()?;
-        let unmoved = jumped(trainer, origin, &nowhere, 0.0, 0.0);
+        let unmoved = Jumped::new(trainer, origin, &nowhere, 0.0, 0.0);
         self.work.write(&self.copies, &unmoved, int8)?;
         Ok(())
     }
@@ -638,7 +632,7 @@ impl<D: PlanDevice> Predictor<D> {
         self.begin_measuring(trainer, Origin::Undo)?;
         self.loss_of_corrections(trainer)?;
         self.probed(trainer)?;
-        let nowhere = self.nowhere();
+        let nowhere = self.copies.nowhere();
         self.write_weights(trainer, &nowhere, 1.0, 0.0)?;
         self.probed(trainer)?;
         self.end_measuring(trainer)?;
@@ -716,7 +710,7 @@ impl<D: PlanDevice> Predictor<D> {
         tau: f32,
         before: f32,
     ) -> Result<f64, TrainError> {
-        let moved = jumped(trainer, Origin::Undo, courses, tau, before);
+        let moved = Jumped::new(trainer, Origin::Undo, courses, tau, before);
         match self.held_out.as_mut().and_then(|held_out| held_out.int8.as_mut()) {
             Some(int8) => self.work.write(&self.copies, &moved, int8),
             None => self.work.write(&self.copies, &moved, trainer),
@@ -734,7 +728,7 @@ impl<D: PlanDevice> Predictor<D> {
         if accepted == 0 {
             return self.copies.restore_weights(trainer);
         }
-        let moved = jumped(trainer, Origin::Undo, courses, tau, tau);
+        let moved = Jumped::new(trainer, Origin::Undo, courses, tau, tau);
         self.work.write(&self.copies, &moved, trainer).map(drop)
     }
 
@@ -806,16 +800,4 @@ impl<D: PlanDevice> Predictor<D> {
         self.undo = state.undo.clone();
         Ok(())
     }
-}
-
-/// The jump from θ of a copy in a run's current state.
-fn jumped<'a, D: PlanDevice>(
-    trainer: &Trainer<D>,
-    origin: Origin,
-    courses: &'a [Course],
-    tau: f32,
-    before: f32,
-) -> Jumped<'a> {
-    let (seed, updates) = (trainer.options().seed, trainer.updates());
-    Jumped { origin, courses, tau, before, seed, updates }
 }

@@ -66,6 +66,20 @@ pub(super) struct Jumped<'a> {
     pub(super) updates: u32,
 }
 
+impl<'a> Jumped<'a> {
+    /// The jump from θ of a copy in a run's current state.
+    pub(super) fn new<D: PlanDevice>(
+        trainer: &Trainer<D>,
+        origin: Origin,
+        courses: &'a [Course],
+        tau: f32,
+        before: f32,
+    ) -> Jumped<'a> {
+        let (seed, updates) = (trainer.options().seed, trainer.updates());
+        Jumped { origin, courses, tau, before, seed, updates }
+    }
+}
+
 /// Buffers for a piece of a parameter and of its master.
 #[derive(Default)]
 pub(super) struct Work {
@@ -74,6 +88,17 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Writes the weights of the reference copy to the trainer.
+    pub(super) fn write_back<D: PlanDevice>(
+        &mut self,
+        copies: &Copies,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        let nowhere = copies.nowhere();
+        let unmoved = Jumped::new(trainer, Origin::Reference, &nowhere, 0.0, 0.0);
+        self.write(copies, &unmoved, trainer).map(drop)
+    }
+
     /// Writes all weights. Returns the norm of the change of the stored weights since the last τ.
     pub(super) fn write(
         &mut self,

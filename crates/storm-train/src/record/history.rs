@@ -11,7 +11,7 @@ pub struct History {
     last_evaluation: Option<Evaluated>,
     best_loss: Option<f64>,
     best_accuracy: Option<f64>,
-    test: Option<Evaluated>,
+    test: Option<Tested>,
     step_seconds: f64,
     other_seconds: f64,
     sample: Option<Sample>,
@@ -21,11 +21,24 @@ pub struct History {
     ranks: Vec<RankFigures>,
 }
 
-/// The result of an evaluation or a test.
+/// The result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluated {
     /// The last step before it.
     pub step: u64,
+    /// Mean over all targets.
+    pub loss: f64,
+    /// Fraction of targets predicted correctly, for a classifier.
+    pub accuracy: Option<f64>,
+}
+
+/// The result of a test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tested {
+    /// The last step before it.
+    pub step: u64,
+    /// The first held-out row that was read, and the one behind the last.
+    pub rows: [u64; 2],
     /// Mean over all targets.
     pub loss: f64,
     /// Fraction of targets predicted correctly, for a classifier.
@@ -123,7 +136,7 @@ impl History {
     }
 
     /// The result of the last test.
-    pub fn test(&self) -> Option<Evaluated> {
+    pub fn test(&self) -> Option<Tested> {
         self.test
     }
 
@@ -174,8 +187,8 @@ impl Sink for History {
                 self.best_accuracy = best(self.best_accuracy).or(self.best_accuracy);
                 self.other_seconds += seconds;
             }
-            Event::Tested { step, loss, accuracy, seconds } => {
-                self.test = Some(Evaluated { step, loss, accuracy });
+            Event::Tested { step, rows, loss, accuracy, seconds } => {
+                self.test = Some(Tested { step, rows, loss, accuracy });
                 self.other_seconds += seconds;
             }
             Event::Viewed { step, guesses, seconds } => {

@@ -115,6 +115,8 @@ struct Other {
     eval_loss: Option<f64>,
     eval_accuracy: Option<f64>,
     test_loss: Option<f64>,
+    #[serde(default)]
+    test_rows: [u64; 2],
     test_accuracy: Option<f64>,
     guesses: Option<Vec<Guess>>,
     checkpoint: Option<PathBuf>,
@@ -141,8 +143,8 @@ impl Other {
             sink.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
         }
         if let Some(loss) = self.test_loss {
-            let accuracy = self.test_accuracy;
-            sink.event(&Event::Tested { step, loss, accuracy, seconds })?;
+            let (rows, accuracy) = (self.test_rows, self.test_accuracy);
+            sink.event(&Event::Tested { step, rows, loss, accuracy, seconds })?;
         }
         if let Some(guesses) = &self.guesses {
             sink.event(&Event::Viewed { step, guesses, seconds })?;
@@ -242,8 +244,10 @@ impl Sink for MetricsFile {
                 }
                 self.line(&line)?;
             }
-            Event::Tested { step, loss, accuracy, seconds } => {
-                let mut line = json!({"step": step, "test_loss": loss, "seconds": seconds});
+            Event::Tested { step, rows, loss, accuracy, seconds } => {
+                let mut line = json!({
+                    "step": step, "test_loss": loss, "test_rows": rows, "seconds": seconds,
+                });
                 if let Some(accuracy) = accuracy {
                     line["test_accuracy"] = json!(accuracy);
                 }
@@ -291,7 +295,7 @@ impl Sink for MetricsFile {
 #[cfg(test)]
 mod tests {
     use super::super::history::tests::record;
-    use super::super::{Evaluated, History, View};
+    use super::super::{History, Tested, View};
     use super::*;
     use crate::{ParameterGroup, Phase, UpdateSeen};
 
@@ -333,7 +337,13 @@ mod tests {
                 before_seconds: 0.0,
             },
             Event::Sampled { step: 1, prompt: &long, text: &long },
-            Event::Tested { step: 1, loss: 2.625, accuracy: Some(0.25), seconds: 1.5 },
+            Event::Tested {
+                step: 1,
+                rows: [16, 72],
+                loss: 2.625,
+                accuracy: Some(0.25),
+                seconds: 1.5,
+            },
             Event::Viewed { step: 1, guesses: &guesses, seconds: 0.125 },
             Event::PredictionPrepared { step: 1, seconds: 0.25 },
             Event::UpdatesSeen { step: 1, updates },
@@ -352,7 +362,7 @@ mod tests {
                 false => read_metrics(&path, &mut history).expect("a file"),
             }
             assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 8.875));
-            let tested = Evaluated { step: 1, loss: 2.625, accuracy: Some(0.25) };
+            let tested = Tested { step: 1, rows: [16, 72], loss: 2.625, accuracy: Some(0.25) };
             assert_eq!(history.test(), Some(tested));
             let views: Vec<&View> = history.views().collect();
             assert_eq!(views, [&View { step: 1, guesses: guesses.to_vec() }]);

@@ -10,7 +10,7 @@ mod tensorboard;
 mod thinned;
 mod throughput;
 
-pub use history::{Evaluated, History, Sample, View};
+pub use history::{Evaluated, History, Sample, Tested, View};
 pub(crate) use measure::process_bytes;
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};

@@ -33,6 +33,11 @@ pub enum RunError {
     /// There is no held-out data to evaluate on.
     #[error("the held-out data has no target that counts; hold more of the data out, or none")]
     NothingHeldOut,
+    /// There is no held-out data to test on.
+    #[error(
+        "the held-out rows of the test have no target that counts; hold more of the data out, or leave out test"
+    )]
+    NothingToTest,
     /// Data cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),

@@ -1,5 +1,6 @@
 use super::{BatchSource, Event, Observer, Run, RunError};
 use crate::{Best, Losses, MicroBatch, Storage};
+use std::ops::Range;
 use std::time::Instant;
 use storm_device::PlanDevice;
 
@@ -34,23 +35,25 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(is_best)
     }
 
-    /// Measures the loss on held-out data that evaluations do not read, worth this many training steps, and reports it
-    /// as [`Event::Tested`]. Neither the run nor its checkpoints depend on it.
+    /// Measures the loss on held-out rows that evaluations do not read, and reports it as [`Event::Tested`]. `data` is
+    /// at the first of these rows. They are whole steps of rows, or all rows to the end of the data. Neither the run
+    /// nor its checkpoints depend on it.
     ///
     /// # Errors
     /// The data has no targets, or from data, device or observer.
     pub fn test(
         &mut self,
         data: &mut dyn BatchSource,
-        steps: u64,
+        rows: Range<u64>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let start = Instant::now();
-        let losses = self.losses(data, steps)?;
-        let Some(loss) = losses.loss() else { return Err(RunError::NothingHeldOut) };
+        let step_rows = (self.batches.len() * self.trainer.options().batch) as u64;
+        let losses = self.losses(data, (rows.end - rows.start).div_ceil(step_rows))?;
+        let Some(loss) = losses.loss() else { return Err(RunError::NothingToTest) };
         let (step, accuracy) = (self.progress.step, losses.accuracy());
-        let seconds = start.elapsed().as_secs_f64();
-        observer.event(&Event::Tested { step, loss, accuracy, seconds })
+        let (rows, seconds) = ([rows.start, rows.end], start.elapsed().as_secs_f64());
+        observer.event(&Event::Tested { step, rows, loss, accuracy, seconds })
     }
 
     /// The losses on the next data, as much as this many training steps read or all that is left.

@@ -76,6 +76,8 @@ pub enum Event<'a> {
     Tested {
         /// The last step before it.
         step: u64,
+        /// The first held-out row that was read, and the one behind the last.
+        rows: [u64; 2],
         /// Mean over all targets.
         loss: f64,
         /// Fraction of targets predicted correctly, for a classifier.

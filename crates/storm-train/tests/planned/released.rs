@@ -73,6 +73,48 @@ fn at_least_the_saved_activations_are_released() {
     }
 }
 
+/// Nothing reads parameters whose memory was released before all of them are written.
+#[test]
+fn released_parameters_must_be_written_first() {
+    for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
+        let [mut all, mut less] = [(); 2].map(|()| trainer(update, CpuPlanOptions::default()));
+        for trainer in [&mut all, &mut less] {
+            trainer.step(&data(0), 0.01).expect("a step");
+        }
+        let names: Vec<String> = all.parameter_names().map(str::to_owned).collect();
+        let weights: Vec<Vec<f32>> =
+            names.iter().map(|name| all.read(name).expect("a parameter")).collect();
+        assert!(less.release_idle(Idle::WithParameters).expect("it is idle") > 0);
+        let refused = |trainer: &mut Trainer<CpuPlanDevice>, parameter: &str| {
+            let errors = [
+                trainer.step(&data(1), 0.01).expect_err("a step").to_string(),
+                trainer.evaluate(&data(1)).expect_err("an evaluation").to_string(),
+                trainer.read(parameter).expect_err("a read").to_string(),
+            ];
+            for error in errors {
+                let what = format!("the memory of `{parameter}` was released");
+                assert!(error.contains(&what) && error.contains("write all parameters"), "{error}");
+            }
+        };
+        let sorted: std::collections::BTreeSet<&String> = names.iter().collect();
+        let last = sorted.last().expect("a parameter").as_str();
+        refused(&mut less, sorted.first().expect("a parameter"));
+        less.reclaim_idle().expect("there is memory");
+        for (name, values) in names.iter().zip(&weights).filter(|(name, _)| *name != last) {
+            less.write(name, values).expect("a parameter");
+        }
+        refused(&mut less, last);
+        let values = names.iter().position(|name| name == last).expect("it is there");
+        less.write(last, &weights[values]).expect("a parameter");
+        for trainer in [&mut all, &mut less] {
+            trainer.step(&data(1), 0.01).expect("a step");
+        }
+        for name in &names {
+            assert_eq!(all.read(name).expect("a tensor"), less.read(name).expect("a tensor"));
+        }
+    }
+}
+
 #[test]
 fn memory_that_is_gone_is_an_error_and_state_is_whole() {
     let device = CpuPlanOptions { refuses_reclaim: true, ..CpuPlanOptions::default() };

@@ -6,7 +6,9 @@ use crate::support::{
     Case, CpuRun, F32, Heard, HeldOut, STEPS, end, in_int8, predict, probe_device, run,
     run_options, tiny, train_options, trainer, whole,
 };
+use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::{NullDevice, NullOptions};
 use storm_graph::QuantizedFormat;
 use storm_model::{
     Adapters, AnyModel, BaseFormat, HfDirectory, Initialization, LoraOptions, ModelConfig,
@@ -14,8 +16,9 @@ use storm_model::{
 };
 use storm_plan::{Budget, Forced, HardwareProfile, Idle, Tier, UpdateTime, plan};
 use storm_train::{
-    AnyBatch, Checkpoints, Controller, Direction, Disk, MicroBatch, Precision, PredictOptions, Run,
-    Stop, TrainOptions, Trainer, Verdict, predict_bytes, task_of_program, training_task,
+    AnyBatch, Checkpoints, Controller, Direction, Disk, MicroBatch, Precision, PredictOptions,
+    ProbeDevice, Run, Stop, TrainOptions, Trainer, Verdict, predict_bytes, task_of_program,
+    training_task,
 };
 
 /// Every precision, both times of an update, and weights that do not fit on the device.
@@ -208,6 +211,62 @@ fn the_price_is_what_is_taken() {
         assert!(taken > price(predict(Direction::LastUpdate)).expect("a model"));
         assert!(end(&mut run).state == before.state, "weights are back: {case:?}");
     }
+}
+
+/// The probe is refused after the weights were released. The run is as before, and can go on without it.
+#[test]
+fn a_probe_that_cannot_be_had_leaves_every_bit() {
+    let options = in_int8(predict(Direction::LastUpdate));
+    let no_threads = |device: ProbeDevice<CpuPlanDevice>| ProbeDevice {
+        options: CpuPlanOptions { threads: Some(0), ..device.options },
+        ..device
+    };
+    let poor = |device: ProbeDevice<CpuPlanDevice>| ProbeDevice { budget_bytes: 1, ..device };
+    type Change<'a> = &'a dyn Fn(ProbeDevice<CpuPlanDevice>) -> ProbeDevice<CpuPlanDevice>;
+    let changes: [(Change<'_>, &str); 2] = [
+        (&no_threads, "0 threads were asked for"),
+        (&poor, "memory for the code and the workspace of its probe"),
+    ];
+    for case in cases() {
+        let (plain, _) = whole(&case, STEPS, None);
+        for (change, part) in changes {
+            let folder = tempfile::tempdir().expect("a folder");
+            let mut run = run(folder.path(), &case, run_options(&case, STEPS), None);
+            let before = end(&mut run);
+            let device = probe_device(&options).map(change);
+            let error = run.predict(options, HeldOut::Alike.batches(), device);
+            let error = error.expect_err("it is refused").to_string();
+            assert!(error.contains(part), "{error}");
+            assert!(end(&mut run).state == before.state, "{case:?}");
+            run.train(&Stop::new(), &mut Heard::default()).expect("a run without predictions");
+            state_is_equal(&case, &end(&mut run), &plain);
+        }
+    }
+}
+
+/// A device that releases nothing has no room for a probe, whatever the plan says is idle.
+#[test]
+fn a_probe_takes_no_more_than_what_is_released() {
+    let options = in_int8(predict(Direction::LastUpdate));
+    let (config, train) = (tiny(&WIDE), train_options(&WIDE));
+    let task = training_task(&config, &train, 2).expect("a model");
+    let profile = HardwareProfile::builtin("reference").expect("built in");
+    let planned = plan(&task, &profile, Budget::new(1 << 40, 1 << 40), &Forced::default());
+    let plan = Arc::new(planned.expect("a plan").plan);
+    assert!(!plan.idle(Idle::WithParameters).is_empty());
+    let of_step = NullOptions::of_profile(&plan, &profile);
+    let of_probe = of_step.clone();
+    let trainer: Trainer<NullDevice> =
+        Trainer::new(config, train, plan, of_step).expect("a trainer");
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+    let source = Box::new(crate::support::Made { next: 0, shift: 0 });
+    let mut run =
+        Run::new(trainer, source, None, checkpoints, run_options(&F32, STEPS)).expect("a run");
+    let probe = ProbeDevice { profile, options: of_probe, budget_bytes: u64::MAX };
+    let error = run.predict(options, HeldOut::Alike.batches(), Some(probe));
+    let error = error.expect_err("nothing is released").to_string();
+    assert!(error.contains("a device that can release memory between steps"), "{error}");
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! The memory of predictions: as estimated, and no more over time.
 
 use crate::support::{
-    DIRECTIONS, F32, HeldOut, always, cases, predict, run, run_options, tiny, train_options,
-    trainer, whole,
+    Case, DIRECTIONS, F32, Heard, HeldOut, RSSM, always, cases, in_int8, predict, run, run_options,
+    tiny, train_options, trainer, whole,
 };
+use std::path::Path;
 use storm_host::allocation::peak_bytes;
 use storm_plan::Tier;
 use storm_train::{
-    AnyBatch, BatchSource, Controller, Direction, PhaseLengths, PredictOptions, RunOptions, Stop,
-    predict_bytes,
+    Accept, AnyBatch, BatchSource, Controller, Direction, PhaseLengths, Precision, PredictOptions,
+    Retention, RunOptions, Stop, Verdict, checkpoint_bytes, predict_bytes, predict_saved_bytes,
 };
 
 #[test]
@@ -29,6 +30,50 @@ fn the_price_is_what_is_taken() {
             let taken = run.predict(always(direction, 1.0), Vec::new(), None).expect("memory");
             assert_eq!(taken, price(always(direction, 1.0)).expect("a model"));
             assert!(taken < full, "no moments are copied");
+        }
+    }
+}
+
+/// Bytes of the tensors in a checkpoint's folder.
+fn tensor_bytes(checkpoint: &Path) -> u64 {
+    let files =
+        std::fs::read_dir(checkpoint).expect("a folder").map(|file| file.expect("a file").path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors"));
+    files
+        .map(|path| {
+            let bytes = std::fs::read(path).expect("a file");
+            let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            bytes.len() as u64 - 8 - header
+        })
+        .sum()
+}
+
+/// The largest checkpoint has what is said of it, and nothing that predictions only work with.
+#[test]
+fn checkpoints_take_what_is_said() {
+    for case in [F32, Case { precision: Precision::Bf16Master, ..F32 }] {
+        let jumps = DIRECTIONS.into_iter().flat_map(|d| [predict(d), always(d, 0.5)]);
+        let rssm = PredictOptions { controller: RSSM, ..predict(Direction::LastUpdate) };
+        let int8 = in_int8(predict(Direction::LastUpdate));
+        for options in jumps.chain([rssm, int8]) {
+            let folder = tempfile::tempdir().expect("a folder");
+            let retention = Retention { last: 100, every: None };
+            let saved = RunOptions { save_every: Some(1), retention, ..run_options(&case, 12) };
+            let mut run = run(folder.path(), &case, saved, Some((options, HeldOut::Alike)));
+            let mut heard = Heard::default();
+            run.train(&Stop::new(), &mut heard).expect("a run");
+            let checkpoints = std::fs::read_dir(folder.path()).expect("a folder");
+            let largest =
+                checkpoints.map(|checkpoint| tensor_bytes(&checkpoint.expect("one").path())).max();
+            let train = train_options(&case);
+            let plain = checkpoint_bytes(tiny(&case), &train).expect("a model");
+            let most = plain + predict_saved_bytes(tiny(&case), &train, &options).expect("a model");
+            let is_moved = heard.jumps.iter().any(|(_, jump)| jump.verdict == Verdict::Accepted);
+            let largest = largest.expect("a checkpoint");
+            match is_moved || options.accept == Accept::Always {
+                true => assert_eq!(largest, most, "{options:?}"),
+                false => assert!(largest < most, "{options:?}"),
+            }
         }
     }
 }

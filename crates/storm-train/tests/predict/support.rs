@@ -190,7 +190,9 @@ pub(crate) fn probe_device(options: &PredictOptions) -> Option<ProbeDevice<CpuPl
     let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
     match options.probe_weights {
         ProbeWeights::AsTrained => None,
-        ProbeWeights::Int8 => Some(ProbeDevice { profile: profile(), options: device }),
+        ProbeWeights::Int8 => {
+            Some(ProbeDevice { profile: profile(), options: device, budget_bytes: u64::MAX })
+        }
     }
 }
 

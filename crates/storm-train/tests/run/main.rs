@@ -92,6 +92,8 @@ impl BatchSource for Made {
 struct Heard {
     steps: Vec<u64>,
     evaluations: Vec<(u64, f64)>,
+    /// Rows and loss.
+    tests: Vec<([u64; 2], f64)>,
     saved: Vec<u64>,
     /// Of these, the ones that were reported only after a later step.
     saved_later: Vec<u64>,
@@ -108,6 +110,7 @@ impl Observer for Heard {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match event {
             Event::Evaluated { step, loss, .. } => self.evaluations.push((*step, *loss)),
+            Event::Tested { rows, loss, .. } => self.tests.push((*rows, *loss)),
             Event::Saved { step, .. } => {
                 self.saved.push(*step);
                 self.saved_later.extend(self.steps.last().filter(|last| *last > step));
@@ -160,6 +163,16 @@ fn evaluations_look_at_the_same_data_and_the_best_model_comes_back() {
     assert_eq!(heard.steps, (1..=9).collect::<Vec<_>>());
     let evaluated: Vec<u64> = heard.evaluations.iter().map(|(step, _)| *step).collect();
     assert_eq!(evaluated, [2, 4, 6, 8, 9]);
+    // A test on the same rows has the same loss. All of them are read, also those of a step that is not whole.
+    let mut rows = Made { next: 1000, end: Some(1003) };
+    run.test(&mut rows, 10..16, &mut heard).expect("a test");
+    assert_eq!(heard.tests, [([10, 16], heard.evaluations[4].1)]);
+    let mut nothing = Made { next: 0, end: Some(0) };
+    let error = run.test(&mut nothing, 16..18, &mut heard).expect_err("no targets").to_string();
+    assert!(
+        error.starts_with("the held-out rows of the test") && error.ends_with("leave out test"),
+        "{error}"
+    );
     let best = finished.best.expect("a best");
     let least = heard.evaluations.iter().map(|(_, loss)| *loss).fold(f64::MAX, f64::min);
     assert_eq!(best.loss, least);

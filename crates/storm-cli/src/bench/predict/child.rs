@@ -30,13 +30,11 @@ pub(super) struct Job {
 pub(super) struct Runner<'a> {
     config: &'a Path,
     folder: &'a Path,
-    /// Rows at the end of the held-out rows that predictions use, in runs that predict.
-    predicted_rows: u64,
 }
 
 impl<'a> Runner<'a> {
-    pub(super) fn new(config: &'a Path, folder: &'a Path, predicted_rows: u64) -> Runner<'a> {
-        Runner { config, folder, predicted_rows }
+    pub(super) fn new(config: &'a Path, folder: &'a Path) -> Runner<'a> {
+        Runner { config, folder }
     }
 
     /// Hash of the config, so that runs of another config are not mistaken for runs of this one.
@@ -60,8 +58,6 @@ impl<'a> Runner<'a> {
         let mut command = Command::new(storm);
         command.arg("train").arg(self.config).arg("--quiet").args(["--name", &name]);
         command.arg("--runs").arg(self.folder).args(["--seed", &job.seed.to_string()]);
-        // Runs that do not predict test on the same rows as those that do.
-        command.args(["--test", "true", "--test-leave", &self.predicted_rows.to_string()]);
         command.args(&job.flags);
         let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
         let status = status.context("cannot start storm train")?;

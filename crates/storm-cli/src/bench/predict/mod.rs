@@ -14,6 +14,7 @@ mod records;
 mod table;
 
 use super::outputs::Output;
+use crate::predict::held_out_rows;
 use crate::{UsageError, train};
 use anyhow::{Context, Result, bail};
 use child::{Job, Runner};
@@ -103,7 +104,7 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
         return Err(UsageError(problem).into());
     }
     let mut bench = Bench {
-        runner: Runner::new(&args.config, &args.runs, task.predicted_rows),
+        runner: Runner::new(&args.config, &args.runs),
         records: Records::open(&args.runs)?,
         config: String::new(),
         begun: Instant::now(),
@@ -215,7 +216,7 @@ impl Task {
             ));
         }
         let batch = settings.batch.map_or(1, NonZeroUsize::get);
-        let predicted_rows = 2 * (probe_batches * batch) as u64;
+        let predicted_rows = held_out_rows(probe_batches, batch);
         Ok(Task { phases, learning_rate, warmup: settings.warmup, predicted_rows })
     }
 
@@ -236,13 +237,16 @@ impl Task {
         Job { name: method.name.to_owned(), flags, seed, steps }
     }
 
-    /// Steps and learning rate. The warm-up keeps its share of the steps.
+    /// Steps, learning rate and rows of the test. The warm-up keeps its share of the steps. Runs that do not predict
+    /// test on the same rows as those that do.
     fn flags(&self, rate: f64, steps: u64) -> Vec<String> {
         let warmup = (self.warmup as f64 * steps as f64 / self.phases.steps as f64).round();
         let pairs = [
             ("--steps", steps.to_string()),
             ("--learning-rate", rate.to_string()),
             ("--warmup", (warmup as u64).to_string()),
+            ("--test", true.to_string()),
+            ("--test-leave", self.predicted_rows.to_string()),
         ];
         pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }

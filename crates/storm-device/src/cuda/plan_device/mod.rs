@@ -14,7 +14,7 @@ mod timeline;
 
 use super::context::{Card, Context};
 use super::gather::{Gather, Piece};
-use super::gemm::Gemm;
+use super::gemm::{Gemm, WORKSPACE_BYTES};
 use super::memory::MemoryInUse;
 use super::modules::Kernels;
 use super::pinned::PinnedMemory;
@@ -85,6 +85,10 @@ pub struct CudaKept {
     host: PinnedMemory,
     tools: Tools,
 }
+
+/// Device memory that a second device of a process takes beside its plan, at most: a workspace for products, and the
+/// code of its kernels. It has no graphs. The context is there already.
+pub const SECOND_DEVICE_BYTES: u64 = WORKSPACE_BYTES as u64 + (32 << 20);
 
 /// What all plans on a card share.
 #[derive(Debug)]
