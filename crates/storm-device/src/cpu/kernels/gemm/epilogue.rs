@@ -187,16 +187,28 @@ fn store_row<C: Element>(
         }
     }
     if let Some(addend) = addend {
-        for (sum, addend) in sums.iter_mut().zip(addend) {
-            *sum += addend.to_f32();
-        }
+        add(sums, addend);
     }
     if accumulate == Accumulate::Add {
-        for (sum, old) in sums.iter_mut().zip(&*out) {
-            *sum += old.to_f32();
-        }
+        add(sums, out);
     }
     for (sum, out) in sums.iter().zip(out) {
         *out = C::from_f32(*sum);
+    }
+}
+
+/// Adds terms to sums. A vector of terms is read before sums are written. Otherwise the compiler adds
+/// one element at a time, because a sum might be a term.
+#[inline(always)]
+fn add<C: Element>(sums: &mut [f32], terms: &[C]) {
+    let (sums, last_sums) = sums.as_chunks_mut::<16>();
+    let (terms, last_terms) = terms.as_chunks::<16>();
+    for (sums, terms) in sums.iter_mut().zip(terms) {
+        for (sum, term) in sums.iter_mut().zip(C::widen(*terms)) {
+            *sum += term;
+        }
+    }
+    for (sum, term) in last_sums.iter_mut().zip(last_terms) {
+        *sum += term.to_f32();
     }
 }
