@@ -182,7 +182,7 @@ mod tests {
     /// The CPU against itself: no errors, and every op is covered.
     #[test]
     fn the_cpu_agrees_with_itself() {
-        let reports = verify_ops(2, CpuDevice::new).expect("it runs");
+        let reports = verify_ops(8, CpuDevice::new).expect("it runs");
         for report in &reports {
             assert!(report.passed() && report.worst == 0.0, "{report:?}");
         }
