@@ -228,7 +228,7 @@ pub(crate) trait Trains: PlanDevice {
         options
     }
 
-    /// The same for the second device of a run, with which it probes in 8 bits. Nobody looks at its trace.
+    /// The same for the second device of a run, with which it probes in 8 bits. It records no trace.
     fn probing(options: Self::Options) -> Self::Options;
 }
 
