@@ -1,11 +1,12 @@
 //! Measures losses with matrices in 8 bits: a forward-only plan, on a device that has memory only
 //! while the step's plan has released its own.
 
-use super::copies::Weight;
+use super::copies::{CHUNK, PIECE_ELEMENTS, Weight};
 use super::write::Destination;
 use crate::evaluation::{Evaluation, evaluation_task};
 use crate::{AnyBatch, MicroBatch, TrainError, TrainOptions, Trainer};
 use half::bf16;
+use rayon::prelude::*;
 use std::sync::Arc;
 use storm_device::cpu::kernels::quantized::quantize;
 use storm_device::{PlanDevice, bytes_of};
@@ -31,9 +32,6 @@ const HOST_BYTES: usize = 1 << 20;
 
 /// Alignment of tensors in host memory, at most.
 const HOST_ALIGNMENT: usize = 4096;
-
-/// Elements of a weight that are rounded at a time, about.
-const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Buffers for a piece of a weight: its values and its rows.
 const WORK_BYTES: usize = PIECE_ELEMENTS * (size_of::<f32>() + 4);
@@ -226,8 +224,9 @@ impl<D: PlanDevice> Destination for Int8Probe<D> {
             [low, high] => bf16::from_ne_bytes([low, high]).to_f32(),
             _ => f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
         };
-        self.values.clear();
-        self.values.extend(parameter.chunks_exact(size).map(value));
+        self.values.resize(parameter.len() / size, 0.0);
+        let stored = parameter.par_chunks_exact(size).with_min_len(CHUNK);
+        stored.zip(&mut self.values).for_each(|(bytes, to)| *to = value(bytes));
         self.packed.resize(self.values.len() / form.columns * form.bytes(), 0);
         quantize(form, &self.values, &mut self.packed);
         let first_byte = first / form.columns * form.bytes();
