@@ -3,6 +3,7 @@
 //! - [`HostPages`] is memory of exactly the requested size, faulted in before it is used.
 //! - [`HostLimit`] is how much memory is available and what limits it: the machine, its control
 //!   group, or the limit on locked memory.
+//! - [`prefer_huge_pages`] asks for huge pages.
 //! - [`release_pages`] returns idle memory to the system until [`restore_pages`].
 //! - [`MappedFile`] is a mapped file that tolerates truncation.
 //! - [`ReadRing`] keeps many file reads in flight, into [`PageBuffer`]s.
@@ -15,6 +16,7 @@
 
 pub mod allocation;
 mod drive_wear;
+mod huge_pages;
 mod idle_pages;
 mod limits;
 mod mapped;
@@ -28,6 +30,7 @@ mod scratch;
 mod size;
 
 pub use drive_wear::DriveWear;
+pub use huge_pages::prefer_huge_pages;
 pub use idle_pages::{absent_bytes, release_pages, restore_pages};
 pub use limits::{HostLimit, host_memory, locked_memory_limit};
 pub use mapped::{Access, MapError, MappedFile};

@@ -1,10 +1,10 @@
 use crate::placed::View;
 use crate::{DeviceError, MemoryRefused, Scalar};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use storm_host::{absent_bytes, release_pages, restore_pages};
+use storm_host::{absent_bytes, prefer_huge_pages, release_pages, restore_pages};
 use storm_plan::Tier;
 
 /// One zeroed block, aligned to 2 MiB for huge pages if it is that large.
@@ -37,7 +37,12 @@ impl Memory {
         let layout = Layout::from_size_align(capacity_bytes.max(1), alignment)
             .map_err(|_| out_of_memory.clone())?;
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(out_of_memory)?;
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or(out_of_memory)?;
+        if alignment == HUGE_PAGE {
+            prefer_huge_pages(start.as_ptr(), capacity_bytes);
+        }
+        // SAFETY: the block has this many bytes.
+        unsafe { start.write_bytes(0, layout.size()) };
         Ok(Memory { start, layout, capacity_bytes })
     }
 
