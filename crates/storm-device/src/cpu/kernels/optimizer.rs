@@ -1,9 +1,13 @@
 //! Updates of parameters, in place.
 
+mod observed;
+mod warp_sum;
+
 use super::element::Element;
 use super::shared::SharedMut;
 use crate::simd_dispatch;
 use half::bf16;
+use observed::observed_update;
 use rayon::prelude::*;
 use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words, words_of_blocks};
 use storm_graph::{
@@ -165,34 +169,6 @@ impl Factors {
     }
 }
 
-/// Elements of a CUDA thread, threads of a warp, elements of a warp.
-const PACK: usize = 8;
-const WARP: usize = 32;
-const WARP_ELEMENTS: usize = PACK * WARP;
-
-/// The sum of a warp's elements, in the order of the CUDA kernel: the elements of a thread, then
-/// the threads.
-#[inline(always)]
-fn warp_sum(terms: &[f32; WARP_ELEMENTS]) -> f32 {
-    let mut threads = [0.0; WARP];
-    for (thread, x) in threads.iter_mut().zip(terms.as_chunks::<PACK>().0) {
-        *thread = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-    }
-    thread_sum(threads)
-}
-
-/// The sum of 32 numbers, by halving.
-#[inline(always)]
-fn thread_sum(mut threads: [f32; WARP]) -> f32 {
-    let mut half = WARP / 2;
-    while half > 0 {
-        let (low, high) = threads.split_at_mut(half);
-        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
-        half /= 2;
-    }
-    threads[0]
-}
-
 simd_dispatch! {
     fn adamw_nearest[P: Stored, G: Element, M: Stored](
         factors: Factors, p: &mut [P], g: &[G], m: &mut [M], v: &mut [M],
@@ -219,50 +195,10 @@ simd_dispatch! {
             *v = M::from_f32(second);
         }
     }
-
-    /// Updates a block, rounding to nearest, and returns its sums, added in the order of a CUDA
-    /// block. First moments are limited to `bound` times the root of their second moments.
-    fn observed_update[P: Stored, G: Element, M: Stored](
-        factors: Factors, bound: f32, p: &mut [P], g: &[G], m: &mut [M], v: &mut [M],
-    ) -> [f32; OBSERVED_SUMS] {
-        let mut warps = [[0.0; WARP]; OBSERVED_SUMS];
-        let moments = m.chunks_mut(WARP_ELEMENTS).zip(v.chunks_mut(WARP_ELEMENTS));
-        let all = p.chunks_mut(WARP_ELEMENTS).zip(g.chunks(WARP_ELEMENTS)).zip(moments);
-        for (warp, ((p, g), (m, v))) in all.enumerate() {
-            // Missing elements count as zeros.
-            let mut terms = [[0.0; WARP_ELEMENTS]; OBSERVED_SUMS];
-            let count = p.len();
-            // Slices of one length need no checks, without which the loop becomes vector code.
-            let (g, m, v) = (&g[..count], &mut m[..count], &mut v[..count]);
-            let [squares, products, earlier, weights] =
-                terms.each_mut().map(|terms| &mut terms[..count]);
-            for i in 0..count {
-                let (value, first, second) = (p[i].to_f32(), m[i].to_f32(), v[i].to_f32());
-                let root = second.sqrt();
-                let before = factors.change(within(first, bound * root), root);
-                let (first, second) = factors.moments(g[i].to_f32(), first, second);
-                let root = second.sqrt();
-                let first = within(first, bound * root);
-                let change = factors.change(first, root);
-                squares[i] = change * change;
-                products[i] = change * before;
-                earlier[i] = before * before;
-                weights[i] = value * value;
-                p[i] = P::from_f32(value * factors.keep - change);
-                m[i] = M::from_f32(first);
-                v[i] = M::from_f32(second);
-            }
-            for (sums, terms) in warps.iter_mut().zip(&terms) {
-                sums[warp] = warp_sum(terms);
-            }
-        }
-        warps.map(thread_sum)
-    }
 }
 
 /// Updates a chunk, rounding to nearest, and writes the sums over its blocks, see
-/// [`OBSERVED_SUMS`]. One pass: most of the time of either goes into roots and divisions, half of
-/// which they share.
+/// [`OBSERVED_SUMS`]. One pass: they share half of the roots and divisions.
 fn update_and_observe<P: Stored, G: Element, M: Stored>(
     factors: Factors,
     p: &mut [P],
@@ -274,7 +210,7 @@ fn update_and_observe<P: Stored, G: Element, M: Stored>(
     let moments = m.chunks_mut(OBSERVED_BLOCK).zip(v.chunks_mut(OBSERVED_BLOCK));
     let blocks = p.chunks_mut(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
     for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
-        write_sums(observed_update(factors, f32::INFINITY, p, g, m, v), sums);
+        write_sums(observed_update::<P, G, M, false>(factors, 0.0, (p, g, m, v)), sums);
     }
 }
 
@@ -293,7 +229,8 @@ fn observe<P: Stored, G: Element, M: Stored>(
         widen(p, value);
         widen(m, first);
         widen(v, second);
-        write_sums(observed_update(factors, f32::INFINITY, value, g, first, second), sums);
+        let block = (value, g, first, second);
+        write_sums(observed_update::<f32, G, f32, false>(factors, 0.0, block), sums);
     }
 }
 
@@ -314,7 +251,8 @@ fn observe_int8<P: Stored, G: Element>(
         decode(m, decode_first_moment, first);
         decode(v, decode_second_moment, second);
         let [value, first, second] = copies.each_mut().map(|copy| &mut copy[..p.len()]);
-        write_sums(observed_update(factors, bound, value, g, first, second), sums);
+        let block = (value, g, first, second);
+        write_sums(observed_update::<f32, G, f32, true>(factors, bound, block), sums);
     }
 }
 
