@@ -1,5 +1,7 @@
 //! The optimizer of the controller: Adam with gradient clipping.
 
+use storm_device::simd_dispatch;
+
 /// Parameters and their moments.
 pub(super) struct Adam {
     parameters: Vec<f32>,
@@ -46,9 +48,25 @@ impl Adam {
         self.steps = self.steps.saturating_add(1);
         let exponent = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let corrections = BETAS.map(|beta| 1.0 - beta.powi(exponent));
-        let moments = self.first.iter_mut().zip(&mut self.second);
+        update(
+            &mut self.parameters,
+            gradients,
+            [&mut self.first, &mut self.second],
+            scale,
+            corrections,
+        );
+    }
+}
+
+simd_dispatch! {
+    fn update(
+        parameters: &mut [f32], gradients: &[f32], moments: [&mut [f32]; 2], scale: f32,
+        corrections: [f32; 2],
+    ) {
+        let [first, second] = moments;
+        let moments = first.iter_mut().zip(second);
         for ((parameter, gradient), (first, second)) in
-            self.parameters.iter_mut().zip(gradients).zip(moments)
+            parameters.iter_mut().zip(gradients).zip(moments)
         {
             let gradient = gradient * scale;
             *first = BETAS[0] * *first + (1.0 - BETAS[0]) * gradient;
