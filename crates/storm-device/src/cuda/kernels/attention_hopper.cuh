@@ -11,11 +11,12 @@
 // loops are not unrolled, since that would copy sums still being made, and `arrived` follows each wait.
 #pragma once
 #include "attention_common.cuh"
+#include "warp_groups.cuh"
 #include "wgmma.cuh"
 
 constexpr int D = HEAD_DIM;
 static_assert(D == 64 || D == 128, "head size");
-constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTE_WARPS = 8;
+constexpr int THREADS = 3 * GROUP, COMPUTE_WARPS = 8;
 constexpr int D_STEPS = D / 16;
 
 // ---- tiles --------------------------------------------------------------------------------------
@@ -69,33 +70,7 @@ __device__ __forceinline__ void panels_store(char *tile, int row, const float (&
     }
 }
 
-// ---- barriers between warp groups ---------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-}
-
-// Arrives once all copies that this thread has started have landed.
-__device__ __forceinline__ void barrier_arrive_after_copies(unsigned barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(unsigned barrier, int phase) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n" ::"r"(barrier),
-                 "r"(phase)
-                 : "memory");
-}
+// ---- waiting for tiles --------------------------------------------------------------------------
 
 // Waits for a tile, and makes it visible to the tensor cores, which read past the ordinary path.
 __device__ __forceinline__ void tile_wait(unsigned barrier, int phase) {
@@ -168,14 +143,4 @@ template <int COLUMNS> __device__ __forceinline__ bool mixed(const int *ids, int
 #pragma unroll
     for (int i = 0; i < COLUMNS; i += 32) differs = differs || ids[min(column + i + lane, seq - 1)] != first;
     return __any_sync(0xffffffff, differs);
-}
-
-// Registers per thread for the two kinds of warp group: once copying and twice computing make the
-// block's 3 · 168.
-template <int COUNT> __device__ __forceinline__ void registers_for_copying() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
-}
-
-template <int COUNT> __device__ __forceinline__ void registers_for_computing() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
 }

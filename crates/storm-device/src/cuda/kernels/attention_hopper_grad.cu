@@ -186,81 +186,83 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
     Walk walk(taken % items, seq, heads);
 
-    if (threadIdx.x < COPYING) {
+    if (threadIdx.x < GROUP) {
         registers_for_copying<40>();
-        const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
-        int slot = 0, phase = 1;
-        for (int part = 0; part < walk.parts(); part++) {
-            walk.begin(part);
-            const int key_begin = walk.keys() * KEYS;
-            const bf16 *keys = sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D;
-            barrier_wait(own_empty, part ^ 1);
-            panels_load<KEYS, COPYING>(base, keys, stride, seq - key_begin);
-            panels_load<KEYS, COPYING>(base + V_AT, keys + kv_heads * D, stride, seq - key_begin);
-            barrier_arrive_after_copies(own_full);
-            do {
-                const int first = walk.tile * QUERIES, head = kv_head * heads + walk.head;
-                barrier_wait(empty + slot * 8, phase);
-                panels_load<QUERIES, COPYING>(base + Q_AT + slot * TILE,
-                                              sequence + static_cast<long long>(first) * stride + head * D, stride,
-                                              seq - first);
-                panels_load<QUERIES, COPYING>(base + DY_AT + slot * TILE,
-                                              dy + (static_cast<long long>(batch) * seq + first) * y_stride + head * D,
-                                              y_stride, seq - first);
-                const long long at = (static_cast<long long>(batch) * q_heads + head) * seq;
+        if (threadIdx.x < COPYING) {
+            const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
+            int slot = 0, phase = 1;
+            for (int part = 0; part < walk.parts(); part++) {
+                walk.begin(part);
+                const int key_begin = walk.keys() * KEYS;
+                const bf16 *keys = sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D;
+                barrier_wait(own_empty, part ^ 1);
+                panels_load<KEYS, COPYING>(base, keys, stride, seq - key_begin);
+                panels_load<KEYS, COPYING>(base + V_AT, keys + kv_heads * D, stride, seq - key_begin);
+                barrier_arrive_after_copies(own_full);
+                do {
+                    const int first = walk.tile * QUERIES, head = kv_head * heads + walk.head;
+                    barrier_wait(empty + slot * 8, phase);
+                    panels_load<QUERIES, COPYING>(base + Q_AT + slot * TILE,
+                                                  sequence + static_cast<long long>(first) * stride + head * D, stride,
+                                                  seq - first);
+                    panels_load<QUERIES, COPYING>(base + DY_AT + slot * TILE,
+                                                  dy + (static_cast<long long>(batch) * seq + first) * y_stride +
+                                                      head * D,
+                                                  y_stride, seq - first);
+                    const long long at = (static_cast<long long>(batch) * q_heads + head) * seq;
 #pragma unroll
-                for (int i = 0; i < QUERIES; i += COPYING) {
-                    const int query = first + i + threadIdx.x;
-                    const unsigned to = base + ROWS_AT + (slot * 2 * QUERIES + i + threadIdx.x) * 4;
-                    copy_4(to, log_sum_exp + at + min(query, seq - 1), query < seq);
-                    copy_4(to + QUERIES * 4, delta + at + min(query, seq - 1), query < seq);
-                }
-                barrier_arrive_after_copies(full + slot * 8);
-                if (++slot == SLOTS) {
-                    slot = 0;
+                    for (int i = 0; i < QUERIES; i += COPYING) {
+                        const int query = first + i + threadIdx.x;
+                        const unsigned to = base + ROWS_AT + (slot * 2 * QUERIES + i + threadIdx.x) * 4;
+                        copy_4(to, log_sum_exp + at + min(query, seq - 1), query < seq);
+                        copy_4(to + QUERIES * 4, delta + at + min(query, seq - 1), query < seq);
+                    }
+                    barrier_arrive_after_copies(full + slot * 8);
+                    if (++slot == SLOTS) {
+                        slot = 0;
+                        phase ^= 1;
+                    }
+                } while (walk.next());
+            }
+            copies_commit();
+            copies_wait<0>();
+        } else {
+            // Each of two warps has a slot of sums.
+            const int slot = threadIdx.x / 32 - COPYING / 32;
+            const unsigned place = base + SUMS_AT + slot * SUMS;
+            int step = 0, phase = 0;
+            for (int part = 0; threadIdx.x % 32 == 0 && part < walk.parts(); part++) {
+                walk.begin(part);
+                do {
+                    if (step++ % SLOTS != slot) continue;
+                    const bool last = walk.last();
+                    const int tile = (row % ring * heads + walk.head) * walk.q_tiles + walk.tile, turn = walk.turn();
+                    // Every use of the ring before has counted all of the tile's keys.
+                    const int wanted = row / ring * (walk.block() + 1) + turn;
+                    int *counter = counters + 1 + tile;
+                    float *tile_sums = sums + static_cast<long long>(tile) * (QUERIES * D);
+                    if (last && turn > 0) {
+                        turn_wait(counter, wanted);
+                        sums_fetch(place, tile_sums, sums_here + slot * 8);
+                    }
+                    barrier_wait(sums_full + slot * 8, phase);
                     phase ^= 1;
-                }
-            } while (walk.next());
-        }
-        copies_commit();
-        copies_wait<0>();
-    } else if (threadIdx.x < GROUP) {
-        registers_for_copying<40>();
-        // Each of two warps has a slot of sums.
-        const int slot = threadIdx.x / 32 - COPYING / 32;
-        const unsigned place = base + SUMS_AT + slot * SUMS;
-        int step = 0, phase = 0;
-        for (int part = 0; threadIdx.x % 32 == 0 && part < walk.parts(); part++) {
-            walk.begin(part);
-            do {
-                if (step++ % SLOTS != slot) continue;
-                const bool last = walk.last();
-                const int tile = (row % ring * heads + walk.head) * walk.q_tiles + walk.tile, turn = walk.turn();
-                // Every use of the ring before has counted all of the tile's keys.
-                const int wanted = row / ring * (walk.block() + 1) + turn;
-                int *counter = counters + 1 + tile;
-                float *tile_sums = sums + static_cast<long long>(tile) * (QUERIES * D);
-                if (last && turn > 0) {
-                    turn_wait(counter, wanted);
-                    sums_fetch(place, tile_sums, sums_here + slot * 8);
-                }
-                barrier_wait(sums_full + slot * 8, phase);
-                phase ^= 1;
-                if (!last) {
-                    turn_wait(counter, wanted);
-                    if (turn == 0)
-                        sums_set(tile_sums, place);
-                    else
-                        sums_add(tile_sums, place);
-                    asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-                    asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
-                    barrier_arrive(sums_empty + slot * 8);
-                    asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
-                } else {
-                    barrier_arrive(sums_empty + slot * 8);
-                }
-                turn_end(counter);
-            } while (walk.next());
+                    if (!last) {
+                        turn_wait(counter, wanted);
+                        if (turn == 0)
+                            sums_set(tile_sums, place);
+                        else
+                            sums_add(tile_sums, place);
+                        asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+                        asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+                        barrier_arrive(sums_empty + slot * 8);
+                        asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+                    } else {
+                        barrier_arrive(sums_empty + slot * 8);
+                    }
+                    turn_end(counter);
+                } while (walk.next());
+            }
         }
     } else {
         registers_for_computing<232>();
