@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use sheet::Sheet;
-use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions, GraphUse};
+use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions, GraphUse, OwnProduct};
 use storm_verify::{verify_models, verify_ops, verify_plans, verify_row_chunks};
 
 #[derive(Args)]
@@ -18,8 +18,9 @@ pub(crate) struct VerifyArgs {
     /// Device to check. On the CPU only --data can be checked; all other checks compare a GPU with the CPU.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
-    /// Check every op on random shapes in f32 and bf16 against the CPU, that a second run gives the same bits, and that
-    /// matrix products computed in chunks of rows do.
+    /// Check every op on random shapes in f32 and bf16 against the CPU, that a second run gives the same bits, that matrix
+    /// products computed in chunks of rows do, and, with STORM_OWN_PRODUCTS=1, that those of STORM's own kernels have the
+    /// library's bits.
     #[arg(long)]
     ops: bool,
     /// Check the gradients of small models of every family, and that training is repeatable bit for bit.
@@ -151,6 +152,26 @@ fn ops(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
         let line = format!("{:<18} {shape:>20}  {verdict}", report.op);
         let object = json!({"op": report.op, "rows": rows, "outputs": outputs, "inputs": inputs});
         sheet.row("row_chunks", passed, object, &line);
+    }
+    own_products(sheet)
+}
+
+/// Products by STORM's own kernels against those of the library.
+fn own_products(sheet: &mut Sheet) -> Result<()> {
+    sheet.head(&format!("\n{:<22} {:>20}  kernel of STORM", "product", "rows × columns × sum"));
+    let products = open(1)?.check_own_products()?;
+    if products.is_empty() {
+        sheet.head("not used: they need STORM_OWN_PRODUCTS=1 and a Hopper card");
+    }
+    for OwnProduct { name, sizes: (rows, columns, terms), differing } in products {
+        let shape = format!("{rows} × {columns} × {terms}");
+        let verdict = match differing {
+            0 => "PASS same bits as the library".to_owned(),
+            count => format!("FAIL {count} elements differ from the library's"),
+        };
+        let line = format!("{name:<22} {shape:>20}  {verdict}");
+        let object = json!({"product": name, "rows": rows, "columns": columns, "terms": terms});
+        sheet.row("own_products", differing == 0, object, &line);
     }
     Ok(())
 }

@@ -31,6 +31,7 @@ const HEADERS: &[KernelSource] = &[
     header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),
     header("planes.cuh", include_str!("kernels/planes.cuh")),
     header("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
+    header("warp_groups.cuh", include_str!("kernels/warp_groups.cuh")),
     header("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
 ];
 

@@ -7,17 +7,26 @@
 //! tokens, and for products of 8-bit floats, whose scales belong to all rows.
 //!
 //! Another algorithm may run instead if it gives the same bits: the choice for the real number of rows, if a
-//! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk.
+//! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk. With
+//! `STORM_OWN_PRODUCTS=1`, it may be a kernel of STORM's own (`hopper.rs`), which can also compute the gated unit that
+//! takes the product.
 
+mod check;
 mod choices;
 mod fastest;
+mod hopper;
 mod trial;
 mod tune;
 
 use super::cache::Cache;
-use super::context::{Allocation, Context, Stream};
+use super::context::{Allocation, Context, Launch, Start, Stream};
+use super::modules::Kernels;
 use super::{CudaError, libraries};
+use crate::DeviceError;
+pub use check::OwnProduct;
+use choices::Algorithm;
 use cudarc::cublaslt::{result, sys};
+pub(super) use hopper::kernels as own_kernels;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -77,8 +86,41 @@ pub(super) struct GemmCall {
     pub(super) role: GemmRole,
     /// For operands in u8, which are codes of E4M3.
     pub(super) scales: Option<Scales>,
+    /// The gated unit that takes `out`, if it is computed with the product.
+    pub(super) unit: Option<Unit>,
     /// Filled by [`Gemm::prepare`].
     pub(super) plan: Option<Arc<GemmPlan>>,
+}
+
+/// What a gated unit with SiLU, in bf16, does with a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum UnitKind {
+    /// The product's columns are gates and ups; the unit's result has half as many.
+    Forward,
+    /// The product is the gradient of the unit's result. Those of gates and ups, twice as many columns, overwrite them.
+    Gradient,
+    /// The same, and the product becomes the unit's result.
+    GradientAndOutput,
+}
+
+impl UnitKind {
+    /// Elements at [`Unit::address`], for a product of this size.
+    fn elements(self, m: usize, n: usize) -> usize {
+        match self {
+            UnitKind::Forward => m * n / 2,
+            UnitKind::Gradient | UnitKind::GradientAndOutput => 2 * m * n,
+        }
+    }
+}
+
+/// A gated unit that takes a product.
+#[derive(Clone, Debug)]
+pub(super) struct Unit {
+    pub(super) kind: UnitKind,
+    /// The unit's result, or gates and ups.
+    pub(super) address: u64,
+    /// Computes it after the product.
+    pub(super) launch: Launch,
 }
 
 impl GemmCall {
@@ -91,8 +133,35 @@ impl GemmCall {
         out_dtype: DType,
         role: GemmRole,
     ) -> GemmCall {
-        let (bias, addend, accumulate, scales, plan) = (None, None, false, None, None);
-        GemmCall { m, n, k, a, b, out, out_dtype, bias, addend, accumulate, role, scales, plan }
+        GemmCall {
+            m,
+            n,
+            k,
+            a,
+            b,
+            out,
+            out_dtype,
+            bias: None,
+            addend: None,
+            accumulate: false,
+            role,
+            scales: None,
+            unit: None,
+            plan: None,
+        }
+    }
+
+    fn addresses(&self, workspace: u64) -> Addresses<'_> {
+        Addresses {
+            a: self.a.address,
+            b: self.b.address,
+            addend: if self.accumulate { Some(self.out) } else { self.addend },
+            bias: self.bias,
+            scales: self.scales,
+            out: self.out,
+            unit: self.unit.as_ref(),
+            workspace,
+        }
     }
 
     fn shape(&self) -> GemmShape {
@@ -103,6 +172,7 @@ impl GemmCall {
             out: self.out_dtype,
             has_bias: self.bias.is_some(),
             has_addend: self.addend.is_some() || self.accumulate,
+            unit: self.unit.as_ref().map(|unit| unit.kind),
             role: self.role,
             alignments: [
                 alignment(self.b.address),
@@ -129,6 +199,7 @@ struct GemmShape {
     out: DType,
     has_bias: bool,
     has_addend: bool,
+    unit: Option<UnitKind>,
     role: GemmRole,
     /// Alignments of b, a, the addend and the output, in bytes.
     alignments: [u32; 4],
@@ -138,11 +209,12 @@ struct GemmShape {
 /// transpose: `outᵀ = bᵀ · aᵀ`.
 #[derive(Debug)]
 pub(super) struct GemmPlan {
+    shape: GemmShape,
     description: sys::cublasLtMatmulDesc_t,
     first: sys::cublasLtMatrixLayout_t,
     second: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    algorithm: Algorithm,
     /// Whether the algorithm is the fastest one measured.
     is_tuned: bool,
 }
@@ -162,6 +234,8 @@ pub(super) struct Gemm {
     plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
     /// The fastest algorithms measured, on disk.
     measured: Cache,
+    /// Whether STORM's own kernels are among them.
+    with_own: bool,
 }
 
 // SAFETY: the handle may be used from any thread.
@@ -181,23 +255,30 @@ impl Gemm {
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
         let workspace = context.allocate(WORKSPACE_BYTES)?;
         let (context, plans) = (Arc::clone(context), Mutex::default());
-        Ok(Gemm {
-            context,
-            handle,
-            workspace,
-            plans,
-            measured: Cache::of_user("products", "algorithm"),
-        })
+        let with_own = hopper::is_wanted();
+        let kind = if with_own { "products-own" } else { "products" };
+        let measured = Cache::of_user(kind, "algorithm");
+        Ok(Gemm { context, handle, workspace, plans, measured, with_own })
+    }
+
+    /// Whether one of STORM's own kernels could compute a product together with a gated unit.
+    pub(super) fn can_compute(&self, call: &GemmCall, unit: UnitKind, kernels: &Kernels) -> bool {
+        self.with_own
+            && hopper::suits(&GemmShape { unit: Some(unit), ..call.shape() }, kernels.card())
     }
 
     /// Attaches the plan for the call's shape.
-    pub(super) fn prepare(&self, mut call: GemmCall) -> Result<GemmCall, CudaError> {
+    pub(super) fn prepare(
+        &self,
+        mut call: GemmCall,
+        kernels: &Kernels,
+    ) -> Result<GemmCall, CudaError> {
         let shape = call.shape();
         let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let plan = match plans.get(&shape) {
             Some(plan) => Arc::clone(plan),
             None => {
-                let plan = Arc::new(self.plan(&shape)?);
+                let plan = Arc::new(self.plan(&shape, kernels)?);
                 plans.insert(shape, Arc::clone(&plan));
                 plan
             }
@@ -211,28 +292,19 @@ impl Gemm {
     /// # Safety
     /// Until the stream has run the call, the addresses are valid for the shape and no other stream uses the
     /// workspace. No other thread runs a call of the same shape.
-    pub(super) unsafe fn queue(&self, call: &GemmCall, stream: &Stream) -> Result<(), CudaError> {
+    pub(super) unsafe fn queue(&self, call: &GemmCall, stream: &Stream) -> Result<(), DeviceError> {
         let plan = call.plan.as_ref().expect("prepared");
         let what = || format!("product {} × {} × {}", call.m, call.n, call.k);
-        let addresses = Addresses {
-            a: call.a.address,
-            b: call.b.address,
-            addend: if call.accumulate { Some(call.out) } else { call.addend },
-            bias: call.bias,
-            scales: call.scales,
-            out: call.out,
-            workspace: self.workspace.start(),
-        };
+        let addresses = call.addresses(self.workspace.start());
         // SAFETY: as the caller guarantees.
-        unsafe { plan.queue(self.handle, &addresses, stream) }
-            .map_err(|error| CudaError::blas(what())(error))
+        unsafe { plan.queue(self.handle, &addresses, stream, what) }
     }
 
     /// Descriptors and algorithm of a shape.
-    fn plan(&self, shape: &GemmShape) -> Result<GemmPlan, CudaError> {
+    fn plan(&self, shape: &GemmShape, kernels: &Kernels) -> Result<GemmPlan, CudaError> {
         let what = || format!("no algorithm for {shape:?}");
         let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
-        if let Some(algorithm) = self.measured(shape, &plan) {
+        if let Some(algorithm) = self.measured(shape, &plan, kernels) {
             (plan.algorithm, plan.is_tuned) = (algorithm, true);
             return Ok(plan);
         }
@@ -242,9 +314,9 @@ impl Gemm {
             GemmRole::Whole => choose(rows).map_err(CudaError::blas(what()))?,
             GemmRole::Activation => {
                 let defines_bits = choose(CHOICE_ROWS).map_err(CudaError::blas(what()))?;
-                let same_bits = |other: &sys::cublasLtMatmulAlgo_t| {
-                    other.data == defines_bits.data
-                        || self.gives_same_bits(shape, &defines_bits, other)
+                let same_bits = |other: &Algorithm| {
+                    *other == defines_bits
+                        || self.gives_same_bits(shape, &defines_bits, other, kernels)
                 };
                 choose(rows).ok().filter(same_bits).unwrap_or(defines_bits)
             }
@@ -278,13 +350,14 @@ fn layout(
 }
 
 /// Addresses of the parts of one product.
-struct Addresses {
+struct Addresses<'a> {
     a: u64,
     b: u64,
     addend: Option<u64>,
     bias: Option<u64>,
     scales: Option<Scales>,
     out: u64,
+    unit: Option<&'a Unit>,
     /// Has [`WORKSPACE_BYTES`].
     workspace: u64,
 }
@@ -301,12 +374,13 @@ impl GemmPlan {
         let (a_rows, a_cols) = if a_transposed { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if b_transposed { (n, k) } else { (k, n) };
         let plan = GemmPlan {
+            shape: *shape,
             description,
             first: layout(shape.b.0, b_rows, b_cols)?,
             second: layout(shape.a.0, a_rows, a_cols)?,
             out: layout(shape.out, m, n)?,
             // SAFETY: plain data, overwritten before it is used.
-            algorithm: unsafe { std::mem::zeroed() },
+            algorithm: Algorithm::Library(unsafe { std::mem::zeroed() }),
             is_tuned: false,
         };
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
@@ -331,7 +405,7 @@ impl GemmPlan {
         Ok(plan)
     }
 
-    /// Queues the product.
+    /// Queues the product; `what` names it in an error.
     ///
     /// # Safety
     /// Until the stream has run it, the addresses are valid for the shape and no other stream uses the
@@ -339,7 +413,32 @@ impl GemmPlan {
     unsafe fn queue(
         &self,
         handle: sys::cublasLtHandle_t,
-        at: &Addresses,
+        at: &Addresses<'_>,
+        stream: &Stream,
+        what: impl Fn() -> String,
+    ) -> Result<(), DeviceError> {
+        match &self.algorithm {
+            // SAFETY: as the caller guarantees.
+            Algorithm::Library(algorithm) => unsafe {
+                self.queue_in_library(algorithm, handle, at, stream)
+                    .map_err(|error| CudaError::blas(what())(error))?;
+                let Some(unit) = at.unit else { return Ok(()) };
+                unit.launch.queue(stream, Start::InOrder, what)
+            },
+            // SAFETY: as the caller guarantees.
+            Algorithm::Hopper(hopper) => unsafe {
+                hopper.launch(&self.shape, at)?.queue(stream, Start::InOrder, what)
+            },
+        }
+    }
+
+    /// # Safety
+    /// As for [`GemmPlan::queue`].
+    unsafe fn queue_in_library(
+        &self,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        handle: sys::cublasLtHandle_t,
+        at: &Addresses<'_>,
         stream: &Stream,
     ) -> Result<(), result::CublasError> {
         if let Some(bias) = at.bias {
@@ -366,7 +465,7 @@ impl GemmPlan {
                 self.out,
                 pointer(at.out),
                 self.out,
-                &self.algorithm,
+                algorithm,
                 pointer(at.workspace),
                 WORKSPACE_BYTES,
                 stream.handle().cast(),

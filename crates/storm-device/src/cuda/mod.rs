@@ -41,6 +41,7 @@ pub use dispatch::{AttentionBlock, all_kernels, attention_blocks};
 pub use error::CudaError;
 pub(crate) use foreign::{CudaCopies, CudaMark, CudaSlab, CudaStall};
 use gemm::Gemm;
+pub use gemm::OwnProduct;
 pub use libraries::require_nvrtc;
 pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use modules::Kernels;
@@ -121,6 +122,14 @@ impl CudaDevice {
     pub fn memory_free_bytes(&self) -> Result<u64, DeviceError> {
         let (free, _) = self.context.memory_info()?;
         Ok(free as u64)
+    }
+
+    /// Compares STORM's own matrix products, which may run instead of the library's, with those.
+    ///
+    /// # Errors
+    /// From the driver or the library.
+    pub fn check_own_products(&self) -> Result<Vec<OwnProduct>, DeviceError> {
+        self.gemm.check_own(&self.kernels)
     }
 
     fn check_range<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {

@@ -127,7 +127,7 @@ impl<'a> Planner<'a> {
 
     /// Adds a matrix product.
     pub(super) fn gemm(&mut self, call: GemmCall) -> Result<(), DeviceError> {
-        let call = self.gemm.prepare(call)?;
+        let call = self.gemm.prepare(call, self.kernels)?;
         self.actions.push(Action::Gemm(call));
         Ok(())
     }

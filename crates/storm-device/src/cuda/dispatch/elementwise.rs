@@ -5,11 +5,13 @@ use super::{
     threads_for, types,
 };
 use crate::DeviceError;
-use crate::cuda::KernelSource;
-use crate::cuda::context::Argument;
+use crate::cuda::context::{Argument, Launch};
+use crate::cuda::gemm::UnitKind;
+use crate::cuda::modules::Kernels;
 use crate::cuda::plan::Planner;
+use crate::cuda::{CudaError, KernelSource};
 use crate::placed::View;
-use storm_graph::{ActivationCodec, ActivationFunction, Op};
+use storm_graph::{ActivationCodec, ActivationFunction, DType, Op};
 
 const SOURCE: KernelSource = KernelSource {
     name: "elementwise.cu",
@@ -110,4 +112,29 @@ fn gated(
     let threads = threads_for(width, THREADS);
     let grid = grid(planner, out.shape.rows(), width.div_ceil(threads as usize * PACK))?;
     planner.launch(kernel(SOURCE, name, types([("E", out.dtype)])), grid, threads, arguments)
+}
+
+/// A gated unit with SiLU in bf16 that takes a product, for a trial.
+pub(in crate::cuda) fn silu_unit(
+    kernels: &Kernels,
+    kind: UnitKind,
+    product: u64,
+    unit: u64,
+    (rows, columns): (usize, usize),
+) -> Result<Launch, CudaError> {
+    let (name, width) = match kind {
+        UnitKind::Forward => ("silu_gated", columns / 2),
+        UnitKind::Gradient => ("silu_gated_grad", columns),
+        UnitKind::GradientAndOutput => ("silu_gated_grad_and_output", columns),
+    };
+    let threads = threads_for(width, THREADS);
+    Ok(Launch {
+        kernel: kernels.get(&kernel(SOURCE, name, types([("E", DType::BF16)])))?,
+        grid: (rows as u32, width.div_ceil(threads as usize * PACK) as u32, 1),
+        block: threads,
+        shared_bytes: 0,
+        arguments: vec![Argument::Pointer(product), Argument::Pointer(unit), count(width)],
+        begins_early: false,
+        joint: None,
+    })
 }

@@ -30,6 +30,7 @@ mod row_loss;
 mod rows;
 
 pub use attention::{AttentionBlock, attention_blocks};
+pub(super) use elementwise::silu_unit;
 pub(super) use fp8::CAPABILITY as FP8_CAPABILITY;
 
 use super::context::Argument;
@@ -150,6 +151,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         reduce::kernels(),
         row_loss::kernels(),
         rows::kernels(),
+        gemm::own_kernels(),
         [delay::SOURCE, gather::SOURCE, gemm::TRIAL_SOURCE]
             .map(|source| (source, Definitions::new()))
             .to_vec(),

@@ -1,9 +1,33 @@
-//! The algorithms that the library proposes for a shape.
+//! The algorithms for a shape: those that the library proposes, and STORM's own kernel.
 
+use super::hopper::Hopper;
 use super::{Bytes, GemmPlan, GemmRole, GemmShape, WORKSPACE_BYTES, layout};
 use cudarc::cublaslt::{result, sys};
 
-pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
+/// A way to compute a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Algorithm {
+    Library(sys::cublasLtMatmulAlgo_t),
+    Hopper(Hopper),
+}
+
+impl Algorithm {
+    /// Identifies it in the cache. STORM's own kernels have a version instead of the library's data.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Algorithm::Library(choice) => {
+                choice.data.iter().flat_map(|word| word.to_le_bytes()).collect()
+            }
+            Algorithm::Hopper(_) => Hopper::VERSION.to_vec(),
+        }
+    }
+}
+
+impl PartialEq for Algorithm {
+    fn eq(&self, other: &Algorithm) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
 
 /// More than the library has proposed for any shape so far.
 const CHOICES_MAX: usize = 16;
@@ -93,6 +117,7 @@ impl GemmPlan {
         let is_usable = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
             result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
         };
-        Ok(results[..found as usize].iter().filter(is_usable).map(|result| result.algo).collect())
+        let usable = results[..found as usize].iter().filter(is_usable);
+        Ok(usable.map(|result| Algorithm::Library(result.algo)).collect())
     }
 }

@@ -6,7 +6,8 @@
 
 use super::choices::Algorithm;
 use super::fastest::fastest;
-use super::{Addresses, Gemm, GemmCall, GemmPlan, GemmShape};
+use super::hopper::Hopper;
+use super::{Gemm, GemmCall, GemmPlan, GemmShape};
 use crate::DeviceError;
 use crate::cuda::CudaError;
 use crate::cuda::compile::KernelSource;
@@ -80,17 +81,40 @@ impl Gemm {
     }
 
     /// The fastest algorithm that an earlier run measured, if the library still proposes it.
-    pub(super) fn measured(&self, shape: &GemmShape, plan: &GemmPlan) -> Option<Algorithm> {
+    pub(super) fn measured(
+        &self,
+        shape: &GemmShape,
+        plan: &GemmPlan,
+        kernels: &Kernels,
+    ) -> Option<Algorithm> {
         let bytes = self.measured.read(&self.key(shape))?;
+        if bytes == Hopper::VERSION {
+            return Hopper::for_shape(shape, kernels).ok()?.map(Algorithm::Hopper);
+        }
         let choices = plan.all_choices(self.handle, shape).ok()?;
-        choices.into_iter().find(|choice| data(choice) == bytes)
+        choices.into_iter().find(|choice| choice.bytes() == bytes)
+    }
+
+    /// All algorithms for a shape. STORM's own comes first: where there is time to measure only a few, the library's
+    /// first choice is compared with it.
+    fn candidates(
+        &self,
+        shape: &GemmShape,
+        plan: &GemmPlan,
+        kernels: &Kernels,
+    ) -> Result<Vec<Algorithm>, CudaError> {
+        let own = if self.with_own { Hopper::for_shape(shape, kernels)? } else { None };
+        let own = own.map(Algorithm::Hopper);
+        let choices = plan.all_choices(self.handle, shape);
+        let choices = choices.map_err(CudaError::blas("algorithms of a product"))?;
+        Ok(own.into_iter().chain(choices).collect())
     }
 
     fn keep(&self, shape: &GemmShape, algorithm: Algorithm) -> Result<(), DeviceError> {
         let what = || format!("no descriptors for {shape:?}");
         let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
         (plan.algorithm, plan.is_tuned) = (algorithm, true);
-        self.measured.write(&self.key(shape), &data(&algorithm));
+        self.measured.write(&self.key(shape), &algorithm.bytes());
         let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         plans.insert(*shape, Arc::new(plan));
         Ok(())
@@ -100,10 +124,6 @@ impl Gemm {
         let card = &self.context.card;
         format!("{}\n{} {}\n{shape:?}", self.library(), card.name, card.architecture())
     }
-}
-
-fn data(algorithm: &Algorithm) -> Vec<u8> {
-    algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// The shapes that have not been measured yet, and the work of all calls.
@@ -164,14 +184,13 @@ impl Bench<'_> {
         seconds: f64,
     ) -> Result<Option<Algorithm>, DeviceError> {
         let plan = untuned.plan();
-        let choices = plan.all_choices(self.gemm.handle, &untuned.shape);
-        let choices = choices.map_err(CudaError::blas("algorithms of a product"))?;
+        let choices = self.gemm.candidates(&untuned.shape, plan, self.kernels)?;
         // SAFETY: as the caller guarantees.
         unsafe {
             self.fill(&untuned.operands())?;
             let bits = self.bits(untuned, &plan.algorithm)?;
             let mut same = vec![plan.algorithm];
-            for choice in choices.into_iter().filter(|choice| choice.data != plan.algorithm.data) {
+            for choice in choices.into_iter().filter(|choice| *choice != plan.algorithm) {
                 if bits.is_some() && self.bits(untuned, &choice)? == bits {
                     same.push(choice);
                 }
@@ -195,20 +214,23 @@ impl Bench<'_> {
         untuned: &Untuned,
         algorithm: &Algorithm,
     ) -> Result<Option<u64>, DeviceError> {
-        let GemmCall { m, n, out, out_dtype, .. } = untuned.call;
+        let GemmCall { m, n, out, out_dtype, ref unit, .. } = untuned.call;
+        let unit = unit.as_ref().map(|unit| (unit.address, out_dtype, unit.kind.elements(m, n)));
+        let results: Vec<Filled> = [(out, out_dtype, m * n)].into_iter().chain(unit).collect();
         let sum = self.gemm.workspace.start();
         // SAFETY: as the caller guarantees. The workspace is free once the product is done.
         unsafe {
-            self.fill(&[(out, out_dtype, m * n)])?;
+            self.fill(&results)?;
             if self.queue(untuned, algorithm).is_err() {
                 return Ok(None);
             }
             driver::memset_d8_async(sum, 0, size_of::<u64>(), self.stream.handle())
                 .map_err(CudaError::driver("clearing a digest"))?;
-            let halves = (m * n * out_dtype.size_bytes() / 2) as i64;
-            let arguments =
-                vec![Argument::Pointer(out), Argument::I64(halves), Argument::Pointer(sum)];
-            self.launch("digest", arguments)?;
+            for (address, dtype, elements) in results {
+                let halves = Argument::I64((elements * dtype.size_bytes() / 2) as i64);
+                let arguments = vec![Argument::Pointer(address), halves, Argument::Pointer(sum)];
+                self.launch("digest", arguments)?;
+            }
             let mut bytes = [0; size_of::<u64>()];
             driver::memcpy_dtoh_async(&mut bytes, sum, self.stream.handle())
                 .map_err(CudaError::driver("reading a digest"))?;
@@ -236,8 +258,11 @@ impl Bench<'_> {
             }
             for _ in 0..count {
                 // SAFETY: as the caller guarantees.
-                unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
-                    .map_err(CudaError::blas("timing a product"))?;
+                unsafe {
+                    let what = || "timing a product".to_owned();
+                    let addresses = untuned.call.addresses(self.gemm.workspace.start());
+                    plan.queue(self.gemm.handle, &addresses, self.stream, what)?;
+                }
             }
         }
         end.record(self.stream)?;
@@ -247,26 +272,14 @@ impl Bench<'_> {
 
     /// # Safety
     /// As for [`Gemm::tune`].
-    unsafe fn queue(&self, untuned: &Untuned, algorithm: &Algorithm) -> Result<(), CudaError> {
+    unsafe fn queue(&self, untuned: &Untuned, algorithm: &Algorithm) -> Result<(), DeviceError> {
         let plan = untuned.with(algorithm)?;
+        let what = || "comparing products".to_owned();
+        let addresses = untuned.call.addresses(self.gemm.workspace.start());
         // SAFETY: as the caller guarantees.
-        unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
-            .map_err(CudaError::blas("comparing products"))?;
+        unsafe { plan.queue(self.gemm.handle, &addresses, self.stream, what)? };
         // The descriptors must outlive the call.
-        self.stream.synchronize("comparing products")
-    }
-
-    fn addresses(&self, untuned: &Untuned) -> Addresses {
-        let call = &untuned.call;
-        Addresses {
-            a: call.a.address,
-            b: call.b.address,
-            addend: if call.accumulate { Some(call.out) } else { call.addend },
-            bias: call.bias,
-            scales: call.scales,
-            out: call.out,
-            workspace: self.gemm.workspace.start(),
-        }
+        Ok(self.stream.synchronize("comparing products")?)
     }
 
     /// # Safety

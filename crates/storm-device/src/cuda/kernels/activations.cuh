@@ -71,15 +71,26 @@ struct ReluOf {
     }
 };
 
-/// Gradients of eight gates and ups from `d`, that of what the unit makes of them; `gate` becomes what it makes.
+/// What a gated unit makes of a gate and an up, and their gradients.
+struct Gated {
+    float made, d_gate, d_up;
+};
+
+/// From `d`, the gradient of what the unit makes.
+template <class F> __device__ inline Gated gated_gradient(float d, float gate, float up) {
+    const Active active = F::at(gate);
+    return {active.value * up, d * up * active.slope, d * active.value};
+}
+
+/// The same of eight gates and ups; `gate` becomes what the unit makes.
 template <class F>
 __device__ inline void gated_gradients(const float (&d)[PACK], float (&gate)[PACK], const float (&up)[PACK],
                                        float (&d_gate)[PACK], float (&d_up)[PACK]) {
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-        const Active active = F::at(gate[j]);
-        d_gate[j] = d[j] * up[j] * active.slope;
-        d_up[j] = d[j] * active.value;
-        gate[j] = active.value * up[j];
+        const Gated gated = gated_gradient<F>(d[j], gate[j], up[j]);
+        d_gate[j] = gated.d_gate;
+        d_up[j] = gated.d_up;
+        gate[j] = gated.made;
     }
 }

@@ -76,13 +76,13 @@ fn are_independent(plan: &Plan, one: InstructionId, other: InstructionId) -> boo
 }
 
 /// The bytes that an instruction reads and writes.
-struct Touched {
-    reads: Vec<Range<usize>>,
-    writes: Vec<Range<usize>>,
+pub(super) struct Touched {
+    pub(super) reads: Vec<Range<usize>>,
+    pub(super) writes: Vec<Range<usize>>,
 }
 
 impl Touched {
-    fn new(plan: &Plan, id: InstructionId) -> Option<Touched> {
+    pub(super) fn new(plan: &Plan, id: InstructionId) -> Option<Touched> {
         let Work::Compute(compute) = &plan.instruction(id).work else { return None };
         let ranges = |operands: &Operands| {
             let range = |operand: &storm_plan::Operand| {

@@ -11,6 +11,7 @@ mod program;
 mod queues;
 mod reader;
 mod timeline;
+mod units;
 
 use super::context::{Card, Context};
 use super::gather::{Gather, Piece};

@@ -1,12 +1,13 @@
 //! The instructions of a plan, resolved to launches, products and copies.
 
 use super::super::context::{Allocation, Kernel, Start, Stream};
-use super::super::gemm::Gemm;
+use super::super::gemm::{Gemm, GemmCall, Unit};
 use super::super::pinned::PinnedMemory;
 use super::super::plan::{Action, Planner};
 use super::super::ranks::{CudaRanks, PlacedMessages};
 use super::super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::Tools;
+use super::units::{Pair, pairs};
 use crate::collectives::Messages;
 use crate::disk::DiskCopy;
 use crate::placed::{PlacedNode, node_of, tensor_name};
@@ -96,7 +97,32 @@ impl Program {
             };
             program.work.push(prepared);
         }
+        for pair in pairs(plan) {
+            program.fuse(&pair, tools)?;
+        }
         Ok(program)
+    }
+
+    /// Lets a product compute the gated unit that takes it, if there is a kernel for both.
+    fn fuse(&mut self, pair: &Pair, tools: &Tools) -> Result<(), DeviceError> {
+        let [Action::Gemm(call)] = self.actions(pair.product) else { return Ok(()) };
+        let [Action::Launch(launch)] = self.actions(pair.unit) else { return Ok(()) };
+        let address = |offset| self.memory.start() + offset as u64;
+        if call.out != address(pair.made)
+            || !tools.gemm.can_compute(call, pair.kind, &tools.kernels)
+        {
+            return Ok(());
+        }
+        let (kind, address) = (pair.kind, address(pair.unit_at));
+        let unit = Unit { kind, address, launch: launch.clone() };
+        let call = GemmCall { unit: Some(unit), ..call.clone() };
+        let call = tools.gemm.prepare(call, &tools.kernels)?;
+        let [product, unit] = [pair.product, pair.unit].map(InstructionId::index);
+        if let Prepared::Kernels(range) = &self.work[product] {
+            self.actions[range.start as usize] = Action::Gemm(call);
+            self.work[unit] = Prepared::Kernels(range.end..range.end);
+        }
+        Ok(())
     }
 
     fn prepare(
@@ -207,7 +233,7 @@ impl Program {
         unsafe { gemm.tune(calls, stream, kernels, seconds, progress)? };
         for action in &mut self.actions {
             if let Action::Gemm(call) = action {
-                *call = gemm.prepare(call.clone())?;
+                *call = gemm.prepare(call.clone(), kernels)?;
             }
         }
         Ok(())
@@ -251,7 +277,7 @@ pub(super) unsafe fn queue_action(
         // SAFETY: as the caller guarantees. The planner made the arguments for this kernel.
         Action::Launch(launch) => unsafe { launch.queue(stream, Start::InOrder, what) },
         // SAFETY: as the caller guarantees.
-        Action::Gemm(call) => Ok(unsafe { gemm.queue(call, stream) }?),
+        Action::Gemm(call) => unsafe { gemm.queue(call, stream) },
     }
 }
 
