@@ -1,19 +1,19 @@
 //! Counts work, for tests of how the cost of planning grows with a model. They count visited items
-//! rather than time. Nothing is counted without the feature `count-work`.
+//! rather than time. Only builds with debug assertions count.
 
 /// Counts visited items.
 #[inline(always)]
 pub fn count(things: usize) {
-    #[cfg(feature = "count-work")]
+    #[cfg(debug_assertions)]
     counter::add(things as u64);
-    #[cfg(not(feature = "count-work"))]
+    #[cfg(not(debug_assertions))]
     let _ = things;
 }
 
-#[cfg(feature = "count-work")]
+#[cfg(debug_assertions)]
 pub use counter::work_of;
 
-#[cfg(feature = "count-work")]
+#[cfg(debug_assertions)]
 mod counter {
     use std::cell::Cell;
 
