@@ -413,7 +413,6 @@ impl Builder {
     /// Sequences that are long enough for [`AttentionSums`](storm_graph::AttentionSums). In the last
     /// shape, key heads take turns at the memory of the sums.
     fn attention_sums(&mut self, head_dim: usize) -> Result<(), GraphError> {
-        let dtype = std::mem::replace(&mut self.dtype, DType::BF16);
         let shapes = [(1, 1, 2, 1024), (1, 2, 3, 1100), (2, 1, 4, 897), (1, 66, 2, 1024)];
         let (batch, key_value_heads, shared_by, time) = self.random.pick(&shapes);
         let query_heads = key_value_heads * shared_by;
@@ -421,9 +420,7 @@ impl Builder {
         let qkv = self.input("qkv", &[batch, time, heads.qkv_width()]);
         let scale = 1.0 / (head_dim as f32).sqrt();
         let op = Op::Attention { qkv, segments: None, heads, mask: Mask::Causal, scale };
-        self.result("y", op)?;
-        self.dtype = dtype;
-        Ok(())
+        self.result("y", op).map(drop)
     }
 
     fn loss(&mut self) -> Result<(), GraphError> {
