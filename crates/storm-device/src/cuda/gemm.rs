@@ -255,7 +255,7 @@ impl Gemm {
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
         let workspace = context.allocate(WORKSPACE_BYTES)?;
         let (context, plans) = (Arc::clone(context), Mutex::default());
-        let with_own = hopper::is_wanted();
+        let with_own = hopper::is_enabled();
         let kind = if with_own { "products-own" } else { "products" };
         let measured = Cache::of_user(kind, "algorithm");
         Ok(Gemm { context, handle, workspace, plans, measured, with_own })

@@ -4,6 +4,7 @@ use crate::reference::Value;
 use crate::support::*;
 use half::bf16;
 use std::collections::BTreeMap;
+use storm_device::cpu::kernels::simd::{Isa, force_isa, isa};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
     AdamWParameters, DType, Graph, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentFormat, OBSERVED_BLOCK,
@@ -224,4 +225,20 @@ fn sums_are_added_up_in_one_order() {
     let mut warps: Vec<f32> = threads.chunks_exact(32).map(halves).collect();
     warps.resize(32, 0.0);
     assert_eq!((made[3] as i32).cast_unsigned(), halves(&warps).to_bits());
+}
+
+/// Each instruction set has its own way to merge vectors. Tests that run meanwhile are promised the same results.
+#[test]
+fn any_instruction_set_gives_the_same_updates_and_sums() {
+    let mut rng = Rng::new(23);
+    for moments in [DType::F32, DType::BF16, DType::U8] {
+        let case = Case::new(&mut rng, 5001, DType::F32, moments, false);
+        let (before, widest) = (isa(), case.update(true));
+        for other in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            force_isa(other);
+            let made = case.update(true);
+            force_isa(before);
+            assert!(made == widest, "moments in {moments}, {other:?}");
+        }
+    }
 }

@@ -94,9 +94,9 @@ fn definitions(form: Form) -> Definitions {
     all.map(|(name, value)| (name, value.to_string())).collect()
 }
 
-/// Whether the user wants these kernels. Without gated units they are not faster than the library, and with gated units
-/// they have not run in training, so nobody gets them unasked.
-pub(super) fn is_wanted() -> bool {
+/// Whether `STORM_OWN_PRODUCTS=1` enables these kernels. They are off by default: without gated units they are no faster
+/// than the library, and with gated units they have not run on a GPU.
+pub(super) fn is_enabled() -> bool {
     std::env::var_os("STORM_OWN_PRODUCTS").is_some_and(|value| value == "1")
 }
 
