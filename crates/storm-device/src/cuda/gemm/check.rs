@@ -61,7 +61,7 @@ enum End {
 const SIZES: [(usize, usize, usize); 2] = [(512, 768, 1024), (296, 520, 2056)];
 
 impl Gemm {
-    /// Computes products of every form with both. Empty without `STORM_OWN_PRODUCTS=1`, or if the card has no such kernels.
+    /// Computes products of every form with both. Empty without `STORM_OWN_PRODUCTS=1`, and on cards without such kernels.
     pub(in crate::cuda) fn check_own(
         &self,
         kernels: &Kernels,
