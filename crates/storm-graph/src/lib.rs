@@ -71,7 +71,7 @@ pub use moments::{
 pub use op::{Cost, Family, Op};
 pub use ops::{
     FP8_PARTIALS, PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS,
-    STATISTICS_LANES, STATISTICS_ROWS, SUM_BLOCK,
+    STATISTICS_LANES, STATISTICS_ROWS, SUM_BLOCK, norm_rows_per_partial,
 };
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,

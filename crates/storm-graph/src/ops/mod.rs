@@ -32,7 +32,7 @@ use crate::{Family, GraphError, Op, Tensor, TensorId};
 pub use batch_norm::{STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES, STATISTICS_ROWS};
 pub use fp8::FP8_PARTIALS;
 pub use optimizer::PIECE_ALIGNMENT;
-pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
+pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK, norm_rows_per_partial};
 
 /// The outputs of an op for its operands, or why the operands are not valid.
 pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {

@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm with a fused residual sum, and the per-head norm of Qwen3.
 
-use super::reduce::partials;
+use super::reduce::{norm_rows_per_partial, partials};
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
@@ -59,7 +59,8 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                     outputs.push(Output::gradient("bias", weight.shape.clone(), *dtype));
                     width *= 2;
                 }
-                outputs.push(partials(x.shape.rows(), width));
+                let rows = x.shape.rows();
+                outputs.push(partials(rows, norm_rows_per_partial(rows), width));
             }
             Ok(outputs)
         }
@@ -97,7 +98,8 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             if *parameters == ParameterGradients::Compute {
                 outputs.push(Output::gradient("query_weight", weight.clone(), *dtype));
                 outputs.push(Output::gradient("key_weight", weight, *dtype));
-                outputs.push(partials(qkv.shape.rows(), 2 * heads.head_dim));
+                let (rows, width) = (qkv.shape.rows(), 2 * heads.head_dim);
+                outputs.push(partials(rows, norm_rows_per_partial(rows), width));
             }
             Ok(outputs)
         }

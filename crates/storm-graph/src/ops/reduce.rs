@@ -9,12 +9,22 @@ use crate::{DType, GraphError, Op, Shape, Tensor, TensorId};
 /// additions on every device and for any number of threads.
 pub const ROWS_PER_PARTIAL: usize = 32;
 
+/// Rows per partial sum in the gradient of a norm with this many rows. Also part of the semantics. A block of rows is also
+/// the work of one block of threads, so few rows are divided into smaller blocks: a GPU needs several hundred of them to
+/// keep its memory busy.
+pub fn norm_rows_per_partial(rows: usize) -> usize {
+    (rows / NORM_BLOCKS).next_power_of_two().clamp(8, ROWS_PER_PARTIAL)
+}
+
+/// Blocks that the rows of a norm are divided into, roughly, where there are enough rows.
+const NORM_BLOCKS: usize = 1024;
+
 /// Elements per partial sum of a full reduction. Also part of the semantics.
 pub const SUM_BLOCK: usize = 1 << 16;
 
-/// Scratch for partial sums over blocks of [`ROWS_PER_PARTIAL`] rows.
-pub(super) fn partials(rows: usize, width: usize) -> Output {
-    let shape = Shape::from([rows.div_ceil(ROWS_PER_PARTIAL), width]);
+/// Scratch for partial sums over blocks of `rows_per_partial` of `rows` rows.
+pub(super) fn partials(rows: usize, rows_per_partial: usize, width: usize) -> Output {
+    let shape = Shape::from([rows.div_ceil(rows_per_partial), width]);
     Output::scratch("partials", shape, DType::F32)
 }
 
@@ -34,7 +44,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::maybe("accumulator", accumulator.as_ref(), &columns, *dtype)?;
             Ok(vec![
                 Output::gradient("", columns, *dtype),
-                partials(x.shape.rows(), x.shape.width()),
+                partials(x.shape.rows(), ROWS_PER_PARTIAL, x.shape.width()),
             ])
         }
         Op::Sum { x } => {

@@ -7,7 +7,9 @@ use super::norm::statistics;
 use super::simd::lane_sum;
 use crate::simd_dispatch;
 use rayon::prelude::*;
-use storm_graph::{HeadLayout, NormKind, ROWS_PER_PARTIAL, RotaryDirection, RotaryFrequencies};
+use storm_graph::{
+    HeadLayout, NormKind, RotaryDirection, RotaryFrequencies, norm_rows_per_partial,
+};
 
 /// Rows per task.
 const ROWS: usize = 64;
@@ -134,11 +136,12 @@ pub fn qk_norm_weight_grads<E: Element, G: Element>(
     d_key: (&mut [G], Accumulate),
 ) {
     let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    let rows_per_block = norm_rows_per_partial(qkv.len() / width);
     partials
         .par_chunks_mut(2 * dim)
-        .zip(qkv.par_chunks(ROWS_PER_PARTIAL * width))
-        .zip(dy.par_chunks(ROWS_PER_PARTIAL * width))
-        .zip(rstd.par_chunks(ROWS_PER_PARTIAL * count))
+        .zip(qkv.par_chunks(rows_per_block * width))
+        .zip(dy.par_chunks(rows_per_block * width))
+        .zip(rstd.par_chunks(rows_per_block * count))
         .for_each(|(((sums, x), dy), rstd)| {
             sums.fill(0.0);
             let (query_sums, key_sums) = sums.split_at_mut(dim);

@@ -7,7 +7,7 @@ use super::simd::lane_sum;
 use crate::simd_dispatch;
 use rayon::iter::{Either, repeat_n};
 use rayon::prelude::*;
-use storm_graph::{NormKind, ROWS_PER_PARTIAL};
+use storm_graph::{NormKind, norm_rows_per_partial};
 
 /// Operands of a norm.
 #[derive(Clone, Copy)]
@@ -142,15 +142,18 @@ pub(super) fn statistics<E: Element>(x: &[E], kind: NormKind, epsilon: f32) -> (
     (mean, 1.0 / (variance + epsilon).sqrt())
 }
 
+/// Rows that a thread normalizes at a time.
+const ROWS: usize = 32;
+
 /// Normalizes each row of `x + delta`.
 pub fn norm<E: Element>(input: NormInput<'_, E>, output: NormOutput<'_, E>) {
     let width = input.weight.len();
-    let block = ROWS_PER_PARTIAL * width;
+    let block = ROWS * width;
     let NormOutput { y, rstd, mean, sum } = output;
     let blocks = y.len().div_ceil(block);
     y.par_chunks_mut(block)
-        .zip(rstd.par_chunks_mut(ROWS_PER_PARTIAL))
-        .zip(blocks_of(mean, ROWS_PER_PARTIAL, blocks))
+        .zip(rstd.par_chunks_mut(ROWS))
+        .zip(blocks_of(mean, ROWS, blocks))
         .zip(blocks_of(sum, block, blocks))
         .enumerate()
         .for_each(|(task, (((y, rstd), mut mean), mut sum))| {
@@ -221,14 +224,14 @@ pub fn norm_grad<E: Element, G: Element>(
     parameters: Option<NormParameterGrads<'_, G>>,
 ) {
     let width = input.weight.len();
-    let block = ROWS_PER_PARTIAL * width;
+    let rows_per_block = norm_rows_per_partial(dx.len() / width);
     let rows = |task: usize, dx: &mut [E], sums: Option<&mut [f32]>| {
         let mut sums = sums.map(|sums| {
             sums.fill(0.0);
             sums.split_at_mut(width)
         });
         for (i, dx) in dx.chunks_mut(width).enumerate() {
-            let row = input.row(task * ROWS_PER_PARTIAL + i);
+            let row = input.row(task * rows_per_block + i);
             norm_grad_row(row, input.kind, dx);
             if let Some((weight_sums, bias_sums)) = &mut sums {
                 add_weight_gradient(row.dy, row.x, row.mean, row.rstd, weight_sums);
@@ -236,7 +239,7 @@ pub fn norm_grad<E: Element, G: Element>(
             }
         }
     };
-    let blocks = dx.par_chunks_mut(block);
+    let blocks = dx.par_chunks_mut(rows_per_block * width);
     let Some(NormParameterGrads { partials, d_weight, d_bias }) = parameters else {
         blocks.enumerate().for_each(|(task, dx)| rows(task, dx, None));
         return;

@@ -9,7 +9,9 @@ use crate::cuda::KernelSource;
 use crate::cuda::context::{Argument, FLOATS};
 use crate::cuda::plan::Planner;
 use std::sync::Arc;
-use storm_graph::{DType, HeadLayout, Op, ParameterGradients, ROWS_PER_PARTIAL, RotaryDirection};
+use storm_graph::{
+    DType, HeadLayout, Op, ParameterGradients, RotaryDirection, norm_rows_per_partial,
+};
 
 const SOURCE: KernelSource =
     KernelSource { name: "heads.cu", text: include_str!("../kernels/heads.cu"), only_for: None };
@@ -54,14 +56,15 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         } => {
             let lanes = norm_lanes(planner, heads)?;
             let rows = qkv.shape.rows();
+            let rows_per_block = norm_rows_per_partial(rows);
             let compute = *parameters == ParameterGradients::Compute;
             let partials = compute.then(|| outputs[3].clone());
             let mut arguments = [dy, qkv, query_weight, key_weight, rstd, &outputs[0]]
                 .map(|x| planner.pointer(x))
                 .to_vec();
-            arguments.extend([planner.maybe(&partials), count(rows), small(ROWS_PER_PARTIAL)]);
+            arguments.extend([planner.maybe(&partials), count(rows), small(rows_per_block)]);
             arguments.extend(layout(heads, lanes));
-            let grid = grid(planner, rows.div_ceil(ROWS_PER_PARTIAL), 1)?;
+            let grid = grid(planner, rows.div_ceil(rows_per_block), 1)?;
             let choice = kernel(SOURCE, "qk_norm_grad", types([("E", qkv.dtype)]));
             planner.launch(choice, grid, THREADS as u32, arguments)?;
             if let Some(partials) = &partials {

@@ -8,7 +8,7 @@ use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
-use storm_graph::{DType, NormKind, Op, ParameterGradients, ROWS_PER_PARTIAL};
+use storm_graph::{DType, NormKind, Op, ParameterGradients, norm_rows_per_partial};
 
 const SOURCE: KernelSource =
     KernelSource { name: "norm.cu", text: include_str!("../kernels/norm.cu"), only_for: None };
@@ -113,6 +113,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             ..
         } => {
             let (rows, width) = (x.shape.rows(), x.shape.width());
+            let rows_per_block = norm_rows_per_partial(rows);
             let compute = *parameters == ParameterGradients::Compute;
             let partials = compute.then(|| outputs[outputs.len() - 1].clone());
             let partial_width = partials.as_ref().map_or(0, |partials| partials.shape.width());
@@ -127,13 +128,13 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 planner.maybe(&partials),
                 count(rows),
                 count(width),
-                small(ROWS_PER_PARTIAL),
+                small(rows_per_block),
                 small(partial_width),
             ];
             let geometry = Geometry::new(planner, width)?;
             let name = format!("norm_grad_{}", geometry.kernel);
             let choice = kernel(SOURCE, &name, definitions(x.dtype, *kind));
-            let grid = grid(planner, rows.div_ceil(ROWS_PER_PARTIAL), 1)?;
+            let grid = grid(planner, rows.div_ceil(rows_per_block), 1)?;
             planner.launch(choice, grid, geometry.threads, arguments)?;
             if let Some(partials) = &partials {
                 let adds = weight_accumulator.is_some();

@@ -43,6 +43,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+/// Heads that a group of threads loads at a time, so that several are on their way.
+constexpr int HEADS_AT_ONCE = 4;
+
 /// A block per `rows_per_block` rows: dx, and where `partials` (blocks, 2·dim) is not null, the
 /// sums over these rows that the gradients of query weight and key weight are made of.
 extern "C" __global__ void __launch_bounds__(256)
@@ -55,38 +58,50 @@ extern "C" __global__ void __launch_bounds__(256)
     const int lane = threadIdx.x % lanes, place = lane * PACK;
     const float per_element = 1.0f / float(dim);
     const i64 first = i64(blockIdx.x) * rows_per_block;
-    const i64 end = minimum(rows, first + rows_per_block);
+    // The heads of all rows of the block, one row after the other.
+    const int count = int(minimum(rows - first, rows_per_block)) * heads;
     float query_scale[PACK], key_scale[PACK], d_query[PACK] = {}, d_key[PACK] = {};
     read8(row_of(query_weight, 0, dim), place, query_scale);
     read8(row_of(key_weight, 0, dim), place, key_scale);
-    for (i64 row = first; row < end; row++) {
-        for (int start = 0; start < heads; start += groups) {
-            const int head = start + group;
-            const bool active = head < heads && place < dim;
-            const bool is_normed = active && head < normed, is_query = head < query_heads;
-            float d[PACK] = {}, x[PACK] = {};
-            float inverse = 0.0f;
-            if (active) read8(head_of(dy, row, heads, head, dim), place, d);
-            if (is_normed) {
-                read8(head_of(qkv, row, heads, head, dim), place, x);
-                inverse = rstd[row * normed + head];
-            }
+    // All threads stay in the loop: the sums are over neighbours.
+    for (int start = 0; start < count; start += HEADS_AT_ONCE * groups) {
+        Pack<E> gradients[HEADS_AT_ONCE], inputs[HEADS_AT_ONCE];
+        float inverse[HEADS_AT_ONCE] = {};
+#pragma unroll
+        for (int k = 0; k < HEADS_AT_ONCE; k++) {
+            const int at = start + k * groups + group, head = at % heads;
+            const i64 row = first + at / heads;
+            // Nothing of what is past the end; value heads have no input.
+            const int d_width = at < count ? dim : 0, x_width = head < normed ? d_width : 0;
+            const bool aligned = dim % PACK == 0;
+            gradients[k] = read_pack(Row<const E>{dy + (row * heads + head) * dim, d_width, aligned}, place);
+            inputs[k] = read_pack(Row<const E>{qkv + (row * heads + head) * dim, x_width, aligned}, place);
+            if (x_width > 0) inverse[k] = rstd[row * normed + head];
+        }
+#pragma unroll
+        for (int k = 0; k < HEADS_AT_ONCE; k++) {
+            const int at = start + k * groups + group, head = at % heads;
+            const i64 row = first + at / heads;
+            const bool is_query = head < query_heads;
+            float d[PACK], x[PACK];
+            unpack(gradients[k], d);
+            unpack(inputs[k], x);
             float along = 0.0f;
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
-                x[j] *= inverse; // normalized; zero for a value head
+                x[j] *= inverse[k]; // normalized; zero for a value head
                 along += d[j] * (is_query ? query_scale[j] : key_scale[j]) * x[j];
                 const float gradient = d[j] * x[j];
                 d_query[j] += is_query ? gradient : 0.0f;
                 d_key[j] += is_query ? 0.0f : gradient;
             }
             along = per_element * lanes_sum(along, lanes);
-            if (!active) continue;
-            if (is_normed) {
+            if (at >= count || place >= dim) continue;
+            if (head < normed) {
 #pragma unroll
                 for (int j = 0; j < PACK; j++) {
                     const float scale = is_query ? query_scale[j] : key_scale[j];
-                    d[j] = (d[j] * scale - x[j] * along) * inverse;
+                    d[j] = (d[j] * scale - x[j] * along) * inverse[k];
                 }
             }
             write8(head_of(dx, row, heads, head, dim), place, d);
