@@ -65,8 +65,9 @@ pub use fp8::{
 pub use graph::{Graph, Node, Phase};
 pub use moments::{
     FIRST_MOMENT_LEVELS, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentFormat, OBSERVED_BLOCK,
-    OBSERVED_PIECE_ALIGNMENT, OBSERVED_SUMS, SECOND_MOMENT_LEVELS, decode_first_moment,
-    decode_second_moment, encode_first_moment, encode_second_moment, moment_scale,
+    OBSERVED_PIECE_ALIGNMENT, OBSERVED_RUN, OBSERVED_SHARE, OBSERVED_SUMS, SECOND_MOMENT_LEVELS,
+    decode_first_moment, decode_second_moment, encode_first_moment, encode_second_moment,
+    is_observed, moment_scale,
 };
 pub use op::{Cost, Family, Op};
 pub use ops::{

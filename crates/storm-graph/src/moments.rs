@@ -24,8 +24,19 @@ pub const MOMENT_GROUP_BYTES: usize = MOMENT_GROUP + 4;
 /// Elements per block of an observed update, which sums over blocks.
 pub const OBSERVED_BLOCK: usize = 2048;
 
-/// Number of sums per block of an observed update: the sums of `u²`, `u · p`, `p²` and `w²`. Here
-/// `u` is the change of an element without weight decay, `p` the change that the moments before the
+/// Elements in a row that are observed or not: what a warp has on CUDA.
+pub const OBSERVED_RUN: usize = 256;
+
+/// One run in this many is observed. A cosine needs no more, and observing an element costs as much as updating it.
+pub const OBSERVED_SHARE: usize = 4;
+
+/// Whether a run of a block is observed. Blocks differ in their runs, so that all columns of a wide matrix are seen.
+pub fn is_observed(block: usize, run: usize) -> bool {
+    (block + run).is_multiple_of(OBSERVED_SHARE)
+}
+
+/// Number of sums per block of an observed update: the sums of `u²`, `u · p`, `p²` and `w²` over the
+/// runs that are observed. Here `u` is the change of an element without weight decay, `p` the change that the moments before the
 /// update would give at the same rate, and `w` the element before the update. They are f32 stored
 /// as i32 words, so that the dtype distinguishes them from moments.
 pub const OBSERVED_SUMS: usize = 4;

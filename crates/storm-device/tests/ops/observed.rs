@@ -100,6 +100,10 @@ impl Case {
         let mut blocks =
             vec![[(0.0, 0.0); OBSERVED_SUMS]; self.parameter.len().div_ceil(OBSERVED_BLOCK)];
         for (at, &value) in values.iter().enumerate() {
+            // Two of eight runs of 256 elements, others in each block.
+            if (at / 2048 + at % 2048 / 256) % 4 != 0 {
+                continue;
+            }
             let gradient = f64::from(CLIP) * self.gradient[at];
             let before = change(firsts[at], seconds[at]);
             let now = change(
@@ -223,6 +227,8 @@ fn sums_are_added_up_in_one_order() {
     };
     let threads: Vec<f32> = squares.chunks_exact(8).map(halves).collect();
     let mut warps: Vec<f32> = threads.chunks_exact(32).map(halves).collect();
+    // The first and the fifth are observed.
+    warps.iter_mut().enumerate().filter(|(at, _)| at % 4 != 0).for_each(|(_, warp)| *warp = 0.0);
     warps.resize(32, 0.0);
     assert_eq!((made[3] as i32).cast_unsigned(), halves(&warps).to_bits());
 }

@@ -2,6 +2,7 @@
 //! another bit.
 
 use crate::support::{Case, F32, HeldOut, Made, RSSM, predict, trainer, whole};
+use storm_graph::{OBSERVED_BLOCK, OBSERVED_RUN, is_observed};
 use storm_plan::UpdateTime;
 use storm_train::{
     AnyBatch, BatchSource, Direction, ParameterGroup, PhaseLengths, Precision, PredictOptions,
@@ -55,7 +56,13 @@ fn expected(case: &Case, steps: usize) -> Vec<[Option<UpdateSeen>; 5]> {
             let members: Vec<usize> =
                 (0..names.len()).filter(|&at| group_of(&names[at]) == group).collect();
             let dot = |a: &[Vec<f64>], b: &[Vec<f64>]| -> f64 {
-                let of = |&at: &usize| a[at].iter().zip(&b[at]).map(|(a, b)| a * b).sum::<f64>();
+                let of = |&at: &usize| {
+                    let pairs = a[at].iter().zip(&b[at]).enumerate();
+                    let seen = pairs.filter(|(i, _)| {
+                        is_observed(i / OBSERVED_BLOCK, i % OBSERVED_BLOCK / OBSERVED_RUN)
+                    });
+                    seen.map(|(_, (a, b))| a * b).sum::<f64>()
+                };
                 members.iter().map(of).sum()
             };
             let (size, whole) = (dot(&difference, &difference), dot(&weights, &weights));

@@ -7,13 +7,15 @@ use super::element::Element;
 use super::shared::SharedMut;
 use crate::simd_dispatch;
 use half::bf16;
-use observed::observed_update;
+use observed::{Seen, observed_update};
 use rayon::prelude::*;
+use std::ops::Range;
 use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words, words_of_blocks};
 use storm_graph::{
     AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, OBSERVED_BLOCK,
-    OBSERVED_SUMS, Rounding, SgdParameters, StepScalars, decode_first_moment, decode_second_moment,
-    encode_first_moment, encode_second_moment, moment_scale,
+    OBSERVED_RUN, OBSERVED_SHARE, OBSERVED_SUMS, Rounding, SgdParameters, StepScalars,
+    decode_first_moment, decode_second_moment, encode_first_moment, encode_second_moment,
+    is_observed, moment_scale,
 };
 
 /// Elements per task. Even, so that a task starts on a block of random words.
@@ -209,8 +211,10 @@ fn update_and_observe<P: Stored, G: Element, M: Stored>(
 ) {
     let moments = m.chunks_mut(OBSERVED_BLOCK).zip(v.chunks_mut(OBSERVED_BLOCK));
     let blocks = p.chunks_mut(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
-    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
-        write_sums(observed_update::<P, G, M, false>(factors, 0.0, (p, g, m, v)), sums);
+    let of_blocks = observed.chunks_exact_mut(OBSERVED_SUMS);
+    for (number, (((p, g), (m, v)), sums)) in blocks.zip(of_blocks).enumerate() {
+        let (seen, block) = (Seen::Shared(number), (p, g, m, v));
+        write_sums(observed_update::<P, G, M, false>(factors, 0.0, seen, block), sums);
     }
 }
 
@@ -221,16 +225,16 @@ fn observe<P: Stored, G: Element, M: Stored>(
     (p, g, m, v): (&[P], &[G], &[M], &[M]),
     observed: &mut [i32],
 ) {
-    let mut copies = [[0.0; OBSERVED_BLOCK]; 3];
-    let moments = m.chunks(OBSERVED_BLOCK).zip(v.chunks(OBSERVED_BLOCK));
-    let blocks = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
-    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
-        let [value, first, second] = copies.each_mut().map(|copy| &mut copy[..p.len()]);
-        widen(p, value);
-        widen(m, first);
-        widen(v, second);
-        let block = (value, g, first, second);
-        write_sums(observed_update::<f32, G, f32, false>(factors, 0.0, block), sums);
+    for (number, sums) in observed.chunks_exact_mut(OBSERVED_SUMS).enumerate() {
+        let mut copies = SeenCopies::new();
+        for run in seen_runs(number, p.len()) {
+            let [value, gradient, first, second] = copies.next(run.len());
+            widen(&p[run.clone()], value);
+            widen(&g[run.clone()], gradient);
+            widen(&m[run.clone()], first);
+            widen(&v[run], second);
+        }
+        write_sums(copies.sums::<false>(factors, 0.0), sums);
     }
 }
 
@@ -241,18 +245,58 @@ fn observe_int8<P: Stored, G: Element>(
     (p, g, m, v): (&[P], &[G], &[u8], &[u8]),
     observed: &mut [i32],
 ) {
-    const BLOCK_BYTES: usize = OBSERVED_BLOCK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
-    let mut copies = [[0.0; OBSERVED_BLOCK]; 3];
-    let moments = m.chunks(BLOCK_BYTES).zip(v.chunks(BLOCK_BYTES));
-    let blocks = p.chunks(OBSERVED_BLOCK).zip(g.chunks(OBSERVED_BLOCK)).zip(moments);
-    for (((p, g), (m, v)), sums) in blocks.zip(observed.chunks_exact_mut(OBSERVED_SUMS)) {
-        let [value, first, second] = &mut copies;
-        widen(p, value);
-        decode(m, decode_first_moment, first);
-        decode(v, decode_second_moment, second);
-        let [value, first, second] = copies.each_mut().map(|copy| &mut copy[..p.len()]);
-        let block = (value, g, first, second);
-        write_sums(observed_update::<f32, G, f32, true>(factors, bound, block), sums);
+    for (number, sums) in observed.chunks_exact_mut(OBSERVED_SUMS).enumerate() {
+        let mut copies = SeenCopies::new();
+        for run in seen_runs(number, p.len()) {
+            let [value, gradient, first, second] = copies.next(run.len());
+            widen(&p[run.clone()], value);
+            widen(&g[run.clone()], gradient);
+            decode(&m[groups(&run)], decode_first_moment, first);
+            decode(&v[groups(&run)], decode_second_moment, second);
+        }
+        write_sums(copies.sums::<true>(factors, bound), sums);
+    }
+}
+
+/// The bytes of the groups of a run.
+fn groups(run: &Range<usize>) -> Range<usize> {
+    let bytes = |groups: usize| groups * MOMENT_GROUP_BYTES;
+    bytes(run.start / MOMENT_GROUP)..bytes(run.end.div_ceil(MOMENT_GROUP))
+}
+
+/// The runs of a block that are observed, in a chunk of this many elements.
+fn seen_runs(block: usize, elements: usize) -> impl Iterator<Item = Range<usize>> {
+    let first = block * OBSERVED_BLOCK;
+    let starts = (0..OBSERVED_BLOCK / OBSERVED_RUN).filter(move |&run| is_observed(block, run));
+    let starts = starts.map(move |run| first + run * OBSERVED_RUN).filter(move |&at| at < elements);
+    starts.map(move |start| start..(start + OBSERVED_RUN).min(elements))
+}
+
+/// Values, gradients and moments of the observed elements of a block, in a row.
+struct SeenCopies {
+    copies: [[f32; SEEN]; 4],
+    elements: usize,
+}
+
+/// Elements of a block that are observed.
+const SEEN: usize = OBSERVED_BLOCK / OBSERVED_SHARE;
+
+impl SeenCopies {
+    fn new() -> SeenCopies {
+        SeenCopies { copies: [[0.0; SEEN]; 4], elements: 0 }
+    }
+
+    fn next(&mut self, elements: usize) -> [&mut [f32]; 4] {
+        let range = self.elements..self.elements + elements;
+        self.elements = range.end;
+        self.copies.each_mut().map(|copy| &mut copy[range.clone()])
+    }
+
+    fn sums<const LIMITED: bool>(&mut self, factors: Factors, bound: f32) -> [f32; OBSERVED_SUMS] {
+        let [value, gradient, first, second] = &mut self.copies;
+        let seen = ..self.elements;
+        let block = (&mut value[seen], &gradient[seen], &mut first[seen], &mut second[seen]);
+        observed_update::<f32, f32, f32, LIMITED>(factors, bound, Seen::All, block)
     }
 }
 
@@ -270,7 +314,7 @@ fn widen<E: Element>(values: &[E], wide: &mut [f32]) {
 
 fn decode(moments: &[u8], value_of: fn(u8, f32) -> f32, values: &mut [f32]) {
     let groups = moments.chunks_exact(MOMENT_GROUP_BYTES);
-    for (group, values) in groups.zip(values.chunks_exact_mut(MOMENT_GROUP)) {
+    for (group, values) in groups.zip(values.chunks_mut(MOMENT_GROUP)) {
         let scale = moment_scale(group);
         for (value, &code) in values.iter_mut().zip(group) {
             *value = value_of(code, scale);

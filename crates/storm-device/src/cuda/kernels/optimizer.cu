@@ -45,23 +45,26 @@ __device__ inline void adamw_block(i64 block, P* parameter, const G* gradient, M
 
     const Factors factors(scalars, factor, beta1, beta2, epsilon, weight_decay);
 #ifdef OBSERVES
-    Observation observation;
+    const bool is_observed = observes(block);
+    float before[PACK];
+    if (is_observed) {
 #pragma unroll
-    for (int j = 0; j < PACK; j++) {
-        const float before = factors.change(first[j], __fsqrt_rn(second[j]));
-        factors.moments(g[j], first[j], second[j]);
-        const float change = factors.change(first[j], __fsqrt_rn(second[j]));
-        observation.set(j, change, before, value[j]);
-        value[j] = __fsub_rn(__fmul_rn(value[j], factors.keep), change);
-    }
-    observation.write(observed + 4 * block);
-#else
-#pragma unroll
-    for (int j = 0; j < PACK; j++) {
-        factors.moments(g[j], first[j], second[j]);
-        value[j] = factors.value(value[j], first[j], __fsqrt_rn(second[j]));
+        for (int j = 0; j < PACK; j++) before[j] = factors.change(first[j], __fsqrt_rn(second[j]));
     }
 #endif
+    float change[PACK];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) {
+        factors.moments(g[j], first[j], second[j]);
+        change[j] = factors.change(first[j], __fsqrt_rn(second[j]));
+    }
+#ifdef OBSERVES
+    Observation observation;
+    if (is_observed) observation.set(change, before, value);
+    observation.write(observed + 4 * block);
+#endif
+#pragma unroll
+    for (int j = 0; j < PACK; j++) value[j] = factors.value(value[j], change[j]);
     if (master != nullptr) write8(flat(master, elements), i, value);
     if (stochastic_parameter || stochastic_moments) {
         Bits bits[PACK];

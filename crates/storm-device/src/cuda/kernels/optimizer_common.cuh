@@ -49,12 +49,10 @@ struct Factors {
         second = __fadd_rn(__fmul_rn(beta2, second), __fmul_rn(__fmul_rn(rest2, clipped), clipped));
     }
 
-    /// The new value, from the new first moment and the root of the new second one.
-    __device__ float value(float value, float first, float root) const {
-        return __fsub_rn(__fmul_rn(value, keep), change(first, root));
-    }
+    /// The new value.
+    __device__ float value(float value, float change) const { return __fsub_rn(__fmul_rn(value, keep), change); }
 
-    /// What is subtracted, besides the decay.
+    /// What is subtracted, besides the decay: from the new first moment and the root of the new second one.
     __device__ float change(float first, float root) const {
         const float denominator = __fadd_rn(__fmul_rn(root, second_scale), epsilon);
         return __fdiv_rn(__fmul_rn(step, first), denominator);
@@ -62,28 +60,36 @@ struct Factors {
 };
 
 #ifdef OBSERVES
-/// The terms of a thread of what an update yields where it is observed: squares of the change, its products with the change
-/// before, squares of that, and squares of the values.
-struct Observation {
-    float terms[4][PACK];
+/// Whether the warp observes its elements, in the tensor's block number `block`: `is_observed` of storm-graph.
+__device__ inline bool observes(i64 block) { return (int(block % 4) + threadIdx.x / WARP) % 4 == 0; }
 
-    __device__ void set(int j, float change, float before, float value) {
-        terms[0][j] = __fmul_rn(change, change);
-        terms[1][j] = __fmul_rn(change, before);
-        terms[2][j] = __fmul_rn(before, before);
-        terms[3][j] = __fmul_rn(value, value);
+/// What a thread of a warp that observes adds to the sums: squares of the change, its products with the change before,
+/// squares of that, and squares of the values.
+struct Observation {
+    float own[4] = {};
+
+    __device__ void set(const float (&change)[PACK], const float (&before)[PACK], const float (&value)[PACK]) {
+        own[0] = sum_of_products(change, change);
+        own[1] = sum_of_products(change, before);
+        own[2] = sum_of_products(before, before);
+        own[3] = sum_of_products(value, value);
     }
 
-    /// Their sums over a block of 256 threads, all of which come here.
+    /// The sums over a block of 256 threads, all of which come here.
     __device__ void write(float* sums) const {
         __shared__ float slots[4][WARP];
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            const float(&x)[PACK] = terms[s];
-            const float own = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-            const float sum = block_sum(own, slots[s]);
+            const float sum = block_sum(own[s], slots[s]);
             if (threadIdx.x == 0) sums[s] = sum;
         }
+    }
+
+    __device__ static float sum_of_products(const float (&a)[PACK], const float (&b)[PACK]) {
+        float x[PACK];
+#pragma unroll
+        for (int j = 0; j < PACK; j++) x[j] = __fmul_rn(a[j], b[j]);
+        return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
     }
 };
 #endif

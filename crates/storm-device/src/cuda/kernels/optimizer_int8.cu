@@ -88,8 +88,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Factors factors(scalars, factor, beta1, beta2, epsilon, weight_decay);
     float first_largest = 0.0f, second_largest = 0.0f;
 #ifdef OBSERVES
-    Observation observation;
+    const bool is_observed = observes(blockIdx.x);
+    float before[PACK];
 #endif
+    float change[PACK];
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
         const int code = int((signed char)(first_codes[j / 4] >> (8 * (j % 4))));
@@ -97,26 +99,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         first[j] = code < 0 ? -magnitude : magnitude;
         second[j] = __fmul_rn(second_levels[second_codes[j / 4] >> (8 * (j % 4)) & 0xffu], second_scale);
 #ifdef OBSERVES
-        const float root_before = __fsqrt_rn(second[j]);
-        const float before = factors.change(within(first[j], __fmul_rn(bound, root_before)), root_before);
+        if (is_observed) {
+            const float root_before = __fsqrt_rn(second[j]);
+            const float limited = within(first[j], __fmul_rn(bound, root_before));
+            before[j] = i + j < elements ? factors.change(limited, root_before) : 0.0f;
+        }
 #endif
         factors.moments(g[j], first[j], second[j]);
         const float root = __fsqrt_rn(second[j]);
         first[j] = within(first[j], __fmul_rn(bound, root));
-#ifdef OBSERVES
-        const bool is_there = i + j < elements;
-        const float change = factors.change(first[j], root);
-        observation.set(j, is_there ? change : 0.0f, is_there ? before : 0.0f, value[j]);
-#endif
-        value[j] = factors.value(value[j], first[j], root);
+        change[j] = factors.change(first[j], root);
         // The last group may be shorter than others.
-        if (i + j >= elements) first[j] = second[j] = 0.0f;
+        if (i + j >= elements) first[j] = second[j] = change[j] = 0.0f;
         first_largest = fmaxf(first_largest, fabsf(first[j]));
         second_largest = fmaxf(second_largest, second[j]);
     }
 #ifdef OBSERVES
+    Observation observation;
+    if (is_observed) observation.set(change, before, value);
     observation.write(observed + 4 * i64(blockIdx.x));
 #endif
+#pragma unroll
+    for (int j = 0; j < PACK; j++) value[j] = factors.value(value[j], change[j]);
     if (master != nullptr) write8(flat(master, elements), i, value);
     first_scale = largest_of_group(first_largest);
     second_scale = largest_of_group(second_largest);
