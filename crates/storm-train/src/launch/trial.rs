@@ -2,7 +2,7 @@
 
 use crate::{MicroBatch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};
-use storm_plan::{HardwareProfile, Plan, Tier};
+use storm_plan::{HardwareProfile, InstructionId, Plan, Queue, Tier, simulate};
 
 /// A relative error above this shows that the profile is wrong.
 const OFF_MAX: f64 = 0.10;
@@ -10,6 +10,9 @@ const OFF_MAX: f64 = 0.10;
 /// Short steps vary, so time up to this many of them, but stop after this many seconds.
 const TIMED_STEPS_MAX: usize = 5;
 const TIMED_SECONDS_MAX: f64 = 1.0;
+
+/// How often the times of kernels are adapted until they explain the time of the step.
+const ROUNDS: usize = 3;
 
 /// Shorter runs are over before a trial pays off.
 const TRIED_FROM_STEPS: u64 = 50;
@@ -111,8 +114,38 @@ fn corrected<D: PlanDevice>(
         |span: &Span| (span.instruction, share * (span.end_ns - span.start_ns) as f64 / 1e9);
     Ok(trace.map(|trace| {
         let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
-        profile.refined(trainer.plan(), &measured)
+        explaining(trainer.plan(), &measured, profile, step_seconds)
     }))
+}
+
+/// The profile corrected by these times of instructions, under which the whole step takes as long as measured. Time
+/// between kernels belongs to none of them, and recording does not add the same to each. So kernels are taken to be
+/// longer or shorter, by one factor, where that brings the prediction closer. Where a step waits for copies, it does not.
+fn explaining(
+    plan: &Plan,
+    measured: &[(InstructionId, f64)],
+    profile: &HardwareProfile,
+    step_seconds: f64,
+) -> HardwareProfile {
+    let refined = |factor: f64| {
+        let factor_of = |id| if plan.queue(id) == Queue::COMPUTE { factor } else { 1.0 };
+        let scaled: Vec<_> =
+            measured.iter().map(|&(id, seconds)| (id, factor_of(id) * seconds)).collect();
+        let refined = profile.refined(plan, &scaled);
+        let ratio = simulate(plan, &refined).step_seconds / step_seconds;
+        (refined, ratio)
+    };
+    let mut factor = 1.0;
+    let (mut best, mut ratio) = refined(factor);
+    for _ in 0..ROUNDS {
+        factor /= ratio;
+        let (other, other_ratio) = refined(factor);
+        if (other_ratio - 1.0).abs() >= (ratio - 1.0).abs() {
+            break;
+        }
+        (best, ratio) = (other, other_ratio);
+    }
+    best
 }
 
 #[cfg(test)]

@@ -114,6 +114,19 @@ fn everything_slower_by_the_same_keeps_the_plan() {
 }
 
 #[test]
+fn time_between_kernels_is_part_of_the_step() {
+    for factor in [0.7, 1.5] {
+        let truth = Truth { recorded: 0.8, ..Truth::new(request(None).profile, move |_| factor) };
+        let mut site = Site::new(truth, SEQUENCE);
+        let launched = launch().start(&mut site, None).expect("a trainer");
+        let correction = launched.correction.expect("nothing is as thought");
+        // A recorded step shows four fifths of this time.
+        let off = correction.corrected_seconds / correction.measured_seconds - 1.0;
+        assert!(off.abs() < 0.02, "{correction:?}");
+    }
+}
+
+#[test]
 fn a_second_plan_that_is_slower_is_not_taken() {
     let before = launch();
     let first = before.plan().planned.plan.bytes;

@@ -7,7 +7,7 @@ use storm_device::{
     DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Supply, Trace,
 };
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
+use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, Queue, SegmentId, Tier};
 use storm_train::{AnyBatch, Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
 
 /// The real time of a step, whatever profile a plan was made with.
@@ -18,6 +18,8 @@ pub(crate) struct Truth {
     pub(crate) profile: HardwareProfile,
     /// Factor by which everything in a plan is slower.
     pub(crate) factor: Rc<dyn Fn(&CheckedPlan) -> f64>,
+    /// How much of a kernel's time a recording shows. The rest is between kernels.
+    pub(crate) recorded: f64,
 }
 
 impl Truth {
@@ -25,11 +27,14 @@ impl Truth {
         profile: HardwareProfile,
         factor: impl Fn(&CheckedPlan) -> f64 + 'static,
     ) -> Truth {
-        Truth { profile, factor: Rc::new(factor), refuses: Rc::new(|_| false) }
+        Truth { profile, factor: Rc::new(factor), refuses: Rc::new(|_| false), recorded: 1.0 }
     }
 }
 
-pub(crate) struct VirtualDevice(NullDevice);
+pub(crate) struct VirtualDevice {
+    null: NullDevice,
+    recorded: f64,
+}
 
 impl PlanDevice for VirtualDevice {
     type Options = Truth;
@@ -49,43 +54,44 @@ impl PlanDevice for VirtualDevice {
         let mut options = NullOptions::of_profile(&plan, &truth.profile);
         let factor = (truth.factor)(&plan);
         options.instruction_seconds.iter_mut().for_each(|seconds| *seconds *= factor);
-        NullDevice::commit(plan, options).map(VirtualDevice)
+        let recorded = truth.recorded;
+        NullDevice::commit(plan, options).map(|null| VirtualDevice { null, recorded })
     }
 
     fn plan(&self) -> &Arc<CheckedPlan> {
-        self.0.plan()
+        self.null.plan()
     }
 
     fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
-        self.0.set_supply(supply)
+        self.null.set_supply(supply)
     }
 
     fn wait_for_data(&mut self) -> Result<(), DeviceError> {
-        self.0.wait_for_data()
+        self.null.wait_for_data()
     }
 
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
-        self.0.issue(segment)
+        self.null.issue(segment)
     }
 
     fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.0.write_input(input, bytes)
+        self.null.write_input(input, bytes)
     }
 
     fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.0.read_result(result, bytes)
+        self.null.read_result(result, bytes)
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.0.synchronize()
+        self.null.synchronize()
     }
 
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.0.write(place, bytes)
+        self.null.write(place, bytes)
     }
 
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.0.read(place, bytes)
+        self.null.read(place, bytes)
     }
 
     fn run_alone(
@@ -95,23 +101,31 @@ impl PlanDevice for VirtualDevice {
         place: impl Fn(TensorId) -> usize,
         layer: u16,
     ) -> Result<(), DeviceError> {
-        self.0.run_alone(graph, node, place, layer)
+        self.null.run_alone(graph, node, place, layer)
     }
 
     fn memory_taken(&self) -> PerTier<usize> {
-        self.0.memory_taken()
+        self.null.memory_taken()
     }
 
     fn now(&self) -> Duration {
-        self.0.now()
+        self.null.now()
     }
 
     fn identity(&self) -> String {
-        self.0.identity()
+        self.null.identity()
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
-        self.0.trace()
+        let mut trace = self.null.trace()?;
+        let plan = self.null.plan();
+        for span in trace.iter_mut().flat_map(|trace| &mut trace.spans) {
+            if plan.queue(span.instruction) == Queue::COMPUTE {
+                let hidden = (1.0 - self.recorded) * (span.end_ns - span.start_ns) as f64;
+                span.start_ns += hidden as u64;
+            }
+        }
+        Ok(trace)
     }
 }
 
