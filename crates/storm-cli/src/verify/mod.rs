@@ -19,8 +19,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
     /// Check every op on random shapes in f32 and bf16 against the CPU, that a second run gives the same bits, that matrix
-    /// products computed in chunks of rows do, and, with STORM_OWN_PRODUCTS=1, that those of STORM's own kernels have the
-    /// library's bits.
+    /// products computed in chunks of rows do, and, on Hopper, that those of STORM's own kernels have the library's bits.
     #[arg(long)]
     ops: bool,
     /// Check the gradients of small models of every family, and that training is repeatable bit for bit.
@@ -161,7 +160,7 @@ fn own_products(sheet: &mut Sheet) -> Result<()> {
     sheet.head(&format!("\n{:<22} {:>20}  kernel of STORM", "product", "rows × columns × sum"));
     let products = open(1)?.check_own_products()?;
     if products.is_empty() {
-        sheet.head("not used: they need STORM_OWN_PRODUCTS=1 and a Hopper card");
+        sheet.head("not used: they need a Hopper card");
     }
     for OwnProduct { name, sizes: (rows, columns, terms), differing } in products {
         let shape = format!("{rows} × {columns} × {terms}");

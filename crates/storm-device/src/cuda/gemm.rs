@@ -7,9 +7,8 @@
 //! tokens, and for products of 8-bit floats, whose scales belong to all rows.
 //!
 //! Another algorithm may run instead if it gives the same bits: the choice for the real number of rows, if a
-//! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk. With
-//! `STORM_OWN_PRODUCTS=1`, it may be a kernel of STORM's own (`hopper.rs`), which can also compute the gated unit that
-//! takes the product.
+//! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk. On
+//! Hopper, it may be a kernel of STORM's own (`hopper.rs`), which can also compute the gated unit that takes the product.
 
 mod check;
 mod choices;
@@ -24,7 +23,7 @@ use super::modules::Kernels;
 use super::{CudaError, libraries};
 use crate::DeviceError;
 pub use check::OwnProduct;
-use choices::Algorithm;
+use choices::{Algorithm, Candidates};
 use cudarc::cublaslt::{result, sys};
 pub(super) use hopper::kernels as own_kernels;
 use std::collections::BTreeMap;
@@ -215,8 +214,8 @@ pub(super) struct GemmPlan {
     second: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
     algorithm: Algorithm,
-    /// Whether the algorithm is the fastest one measured.
-    is_tuned: bool,
+    /// The algorithms among which it is the fastest one, if that has been measured.
+    measured: Option<Candidates>,
 }
 
 // SAFETY: after construction only `queue` writes a descriptor, to set the addresses of bias and
@@ -234,8 +233,6 @@ pub(super) struct Gemm {
     plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
     /// The fastest algorithms measured, on disk.
     measured: Cache,
-    /// Whether STORM's own kernels are among them.
-    with_own: bool,
 }
 
 // SAFETY: the handle may be used from any thread.
@@ -255,16 +252,13 @@ impl Gemm {
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
         let workspace = context.allocate(WORKSPACE_BYTES)?;
         let (context, plans) = (Arc::clone(context), Mutex::default());
-        let with_own = hopper::is_enabled();
-        let kind = if with_own { "products-own" } else { "products" };
-        let measured = Cache::of_user(kind, "algorithm");
-        Ok(Gemm { context, handle, workspace, plans, measured, with_own })
+        let measured = Cache::of_user("products", "algorithm");
+        Ok(Gemm { context, handle, workspace, plans, measured })
     }
 
     /// Whether one of STORM's own kernels could compute a product together with a gated unit.
     pub(super) fn can_compute(&self, call: &GemmCall, unit: UnitKind, kernels: &Kernels) -> bool {
-        self.with_own
-            && hopper::suits(&GemmShape { unit: Some(unit), ..call.shape() }, kernels.card())
+        hopper::suits(&GemmShape { unit: Some(unit), ..call.shape() }, kernels.card())
     }
 
     /// Attaches the plan for the call's shape.
@@ -304,8 +298,8 @@ impl Gemm {
     fn plan(&self, shape: &GemmShape, kernels: &Kernels) -> Result<GemmPlan, CudaError> {
         let what = || format!("no algorithm for {shape:?}");
         let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
-        if let Some(algorithm) = self.measured(shape, &plan, kernels) {
-            (plan.algorithm, plan.is_tuned) = (algorithm, true);
+        if let Some((algorithm, among)) = self.measured(shape, &plan, kernels) {
+            (plan.algorithm, plan.measured) = (algorithm, Some(among));
             return Ok(plan);
         }
         let choose = |rows: usize| plan.first_choice(self.handle, shape, rows);
@@ -381,7 +375,7 @@ impl GemmPlan {
             out: layout(shape.out, m, n)?,
             // SAFETY: plain data, overwritten before it is used.
             algorithm: Algorithm::Library(unsafe { std::mem::zeroed() }),
-            is_tuned: false,
+            measured: None,
         };
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
         let operation = |transposed: bool| i32::from(transposed);

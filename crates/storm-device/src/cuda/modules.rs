@@ -80,17 +80,33 @@ impl Kernels {
         Ok(known.kernel)
     }
 
+    /// Compiles a source, so that [`Kernels::get`] finds it in the cache.
+    pub(super) fn compile(
+        &self,
+        source: KernelSource,
+        definitions: &[(&'static str, String)],
+    ) -> Result<(), CudaError> {
+        self.cubin(source, definitions).map(drop)
+    }
+
     fn load(
         &self,
         source: KernelSource,
         definitions: &[(&'static str, String)],
     ) -> Result<Loaded, CudaError> {
+        let module = Module::load(source.name, &self.cubin(source, definitions)?)?;
+        Ok(Loaded { source, definitions: definitions.to_vec(), module, kernels: Vec::new() })
+    }
+
+    fn cubin(
+        &self,
+        source: KernelSource,
+        definitions: &[(&'static str, String)],
+    ) -> Result<Vec<u8>, CudaError> {
         let architecture = match source.only_for {
             Some(architecture) => architecture.to_owned(),
             None => self.card.architecture(),
         };
-        let cubin = self.cache.get(source, &architecture, definitions)?;
-        let module = Module::load(source.name, &cubin)?;
-        Ok(Loaded { source, definitions: definitions.to_vec(), module, kernels: Vec::new() })
+        self.cache.get(source, &architecture, definitions)
     }
 }

@@ -61,15 +61,15 @@ enum End {
 const SIZES: [(usize, usize, usize); 2] = [(512, 768, 1024), (296, 520, 2056)];
 
 impl Gemm {
-    /// Computes products of every form with both. Empty without `STORM_OWN_PRODUCTS=1`, and on cards without such kernels.
+    /// Computes products of every form with both. Empty on cards without such kernels.
     pub(in crate::cuda) fn check_own(
         &self,
         kernels: &Kernels,
     ) -> Result<Vec<OwnProduct>, DeviceError> {
+        let shapes: Vec<_> =
+            all().flat_map(|(form, _, end)| SIZES.map(|sizes| form.shape(sizes, end))).collect();
+        Hopper::compile(shapes.iter(), kernels)?;
         let mut products = Vec::new();
-        if !self.with_own {
-            return Ok(products);
-        }
         for (form, name, end) in all() {
             for sizes in SIZES {
                 let shape = form.shape(sizes, end);

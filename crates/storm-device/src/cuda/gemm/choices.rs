@@ -23,6 +23,15 @@ impl Algorithm {
     }
 }
 
+/// Which algorithms a measurement compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Candidates {
+    /// Those that the library proposes.
+    Library,
+    /// STORM's own kernels, too.
+    All,
+}
+
 impl PartialEq for Algorithm {
     fn eq(&self, other: &Algorithm) -> bool {
         self.bytes() == other.bytes()

@@ -8,6 +8,8 @@ use crate::cuda::context::{Argument, Card, Kernel, Launch};
 use crate::cuda::modules::Kernels;
 use crate::cuda::plan::KernelChoice;
 use cudarc::driver::sys;
+use rayon::prelude::*;
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use storm_graph::DType;
 
@@ -94,12 +96,6 @@ fn definitions(form: Form) -> Definitions {
     all.map(|(name, value)| (name, value.to_string())).collect()
 }
 
-/// Whether `STORM_OWN_PRODUCTS=1` enables these kernels. They are off by default: without gated units they are no faster
-/// than the library, and with gated units they have not run on a GPU.
-pub(super) fn is_enabled() -> bool {
-    std::env::var_os("STORM_OWN_PRODUCTS").is_some_and(|value| value == "1")
-}
-
 /// Whether the kernel computes products of this shape.
 pub(super) fn suits(shape: &GemmShape, card: &Card) -> bool {
     let (m, n, k) = shape.sizes;
@@ -126,7 +122,7 @@ pub(super) fn suits(shape: &GemmShape, card: &Card) -> bool {
 impl Hopper {
     /// Identifies the kernel among the algorithms that are stored as the fastest. Change it with the kernel: what was
     /// measured then no longer counts.
-    pub(super) const VERSION: &'static [u8] = b"storm hopper 1";
+    pub(super) const VERSION: &'static [u8] = b"storm hopper 2";
 
     /// The kernel for a shape, on the card of `kernels`. `None` if there is none.
     pub(super) fn for_shape(
@@ -144,6 +140,18 @@ impl Hopper {
             shared_bytes: SHARED_BYTES,
         })?;
         Ok(Some(Hopper { kernel, multiprocessors: card.multiprocessors }))
+    }
+
+    /// Compiles the kernels for these shapes on all cores. [`Hopper::for_shape`] would compile one after the other, each
+    /// for seconds.
+    pub(super) fn compile<'a>(
+        shapes: impl Iterator<Item = &'a GemmShape>,
+        kernels: &Kernels,
+    ) -> Result<(), CudaError> {
+        let suited = shapes.filter(|shape| suits(shape, kernels.card()));
+        let forms: BTreeSet<_> = suited.map(|shape| definitions(Form::of(shape))).collect();
+        let forms: Vec<_> = forms.into_iter().collect();
+        forms.par_iter().try_for_each(|definitions| kernels.compile(SOURCE, definitions))
     }
 
     /// The launch that computes a product.

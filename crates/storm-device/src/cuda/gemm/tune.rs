@@ -4,7 +4,7 @@
 //! its power limit, and the algorithm that needs the least energy is the fastest. So each candidate
 //! runs for a while on a card that is kept busy.
 
-use super::choices::Algorithm;
+use super::choices::{Algorithm, Candidates};
 use super::fastest::fastest;
 use super::hopper::Hopper;
 use super::{Gemm, GemmCall, GemmPlan, GemmShape};
@@ -28,6 +28,9 @@ pub(in crate::cuda) const SOURCE: KernelSource =
 const HEATING_SHARE: f64 = 0.1;
 const HEATING_SECONDS_MAX: f64 = 1.0;
 
+/// Seconds from which STORM's own kernels are tried, too: they gain about 1 %, and must be compiled once on each machine.
+const OWN_SECONDS_MIN: f64 = 10.0;
+
 const BLOCKS: u32 = 1024;
 const THREADS: u32 = 256;
 
@@ -42,8 +45,9 @@ struct Untuned {
 impl Gemm {
     /// For each shape among `calls` that has not been measured yet, measures which algorithm is
     /// fastest and uses it in calls prepared from now on. Takes about `seconds` if no shape has
-    /// been measured, and less if some have. `progress` gets the number of shapes that are done,
-    /// and of all shapes.
+    /// been measured, and less if some have. With at least [`OWN_SECONDS_MIN`], STORM's own kernels
+    /// are tried, too, and shapes for which they were not are measured again. `progress` gets the
+    /// number of shapes that are done, and of all shapes.
     ///
     /// # Safety
     /// The calls are prepared. Their addresses are valid, their memory may be overwritten, and
@@ -56,84 +60,106 @@ impl Gemm {
         seconds: f64,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<(), DeviceError> {
-        let (mut untuned, all_flops) = untuned(calls);
+        let candidates =
+            if seconds < OWN_SECONDS_MIN { Candidates::Library } else { Candidates::All };
+        let (mut untuned, all_flops) = untuned(calls, candidates);
         if untuned.is_empty() || seconds <= 0.0 {
             return Ok(());
         }
+        let shapes = untuned.len();
+        progress(0, shapes);
+        if candidates == Candidates::All {
+            Hopper::compile(untuned.iter().map(|untuned| &untuned.shape), kernels)?;
+        }
         untuned.sort_by(|a, b| b.flops.total_cmp(&a.flops));
-        let bench = Bench { gemm: self, stream, kernels, marks: marks(self)? };
+        let bench = Bench { gemm: self, stream, kernels, candidates, marks: marks(self)? };
         let untuned_flops: f64 = untuned.iter().map(|shape| shape.flops).sum();
         let seconds = seconds * untuned_flops / all_flops;
         let heating = (seconds * HEATING_SHARE).min(HEATING_SECONDS_MAX);
         // SAFETY: as the caller guarantees.
         unsafe { bench.heat(&untuned[0], heating)? };
-        let shapes = untuned.len();
         for (index, untuned) in untuned.iter().enumerate() {
             progress(index, shapes);
             let share = (seconds - heating) * untuned.flops / untuned_flops;
             // SAFETY: as the caller guarantees.
             if let Some(algorithm) = unsafe { bench.fastest(untuned, share)? } {
-                self.keep(&untuned.shape, algorithm)?;
+                self.keep(&untuned.shape, algorithm, candidates)?;
             }
         }
         progress(shapes, shapes);
         Ok(())
     }
 
-    /// The fastest algorithm that an earlier run measured, if the library still proposes it.
+    /// The fastest algorithm that an earlier run measured, if it is still there, and among which it is the fastest.
     pub(super) fn measured(
         &self,
         shape: &GemmShape,
         plan: &GemmPlan,
         kernels: &Kernels,
-    ) -> Option<Algorithm> {
-        let bytes = self.measured.read(&self.key(shape))?;
-        if bytes == Hopper::VERSION {
-            return Hopper::for_shape(shape, kernels).ok()?.map(Algorithm::Hopper);
-        }
-        let choices = plan.all_choices(self.handle, shape).ok()?;
-        choices.into_iter().find(|choice| choice.bytes() == bytes)
+    ) -> Option<(Algorithm, Candidates)> {
+        let found = |among| {
+            let bytes = self.measured.read(&self.key(shape, among))?;
+            if bytes == Hopper::VERSION {
+                return Hopper::for_shape(shape, kernels).ok()?.map(Algorithm::Hopper);
+            }
+            let choices = plan.all_choices(self.handle, shape).ok()?;
+            choices.into_iter().find(|choice| choice.bytes() == bytes)
+        };
+        let all = [Candidates::All, Candidates::Library];
+        all.into_iter().find_map(|among| Some((found(among)?, among)))
     }
 
     /// All algorithms for a shape. STORM's own comes first: where there is time to measure only a few, the library's
     /// first choice is compared with it.
     fn candidates(
         &self,
+        candidates: Candidates,
         shape: &GemmShape,
         plan: &GemmPlan,
         kernels: &Kernels,
     ) -> Result<Vec<Algorithm>, CudaError> {
-        let own = if self.with_own { Hopper::for_shape(shape, kernels)? } else { None };
-        let own = own.map(Algorithm::Hopper);
+        let own = match candidates {
+            Candidates::Library => None,
+            Candidates::All => Hopper::for_shape(shape, kernels)?.map(Algorithm::Hopper),
+        };
         let choices = plan.all_choices(self.handle, shape);
         let choices = choices.map_err(CudaError::blas("algorithms of a product"))?;
         Ok(own.into_iter().chain(choices).collect())
     }
 
-    fn keep(&self, shape: &GemmShape, algorithm: Algorithm) -> Result<(), DeviceError> {
+    fn keep(
+        &self,
+        shape: &GemmShape,
+        algorithm: Algorithm,
+        among: Candidates,
+    ) -> Result<(), DeviceError> {
         let what = || format!("no descriptors for {shape:?}");
         let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
-        (plan.algorithm, plan.is_tuned) = (algorithm, true);
-        self.measured.write(&self.key(shape), &algorithm.bytes());
+        (plan.algorithm, plan.measured) = (algorithm, Some(among));
+        self.measured.write(&self.key(shape, among), &algorithm.bytes());
         let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         plans.insert(*shape, Arc::new(plan));
         Ok(())
     }
 
-    fn key(&self, shape: &GemmShape) -> String {
+    fn key(&self, shape: &GemmShape, among: Candidates) -> String {
         let card = &self.context.card;
-        format!("{}\n{} {}\n{shape:?}", self.library(), card.name, card.architecture())
+        let (library, architecture) = (self.library(), card.architecture());
+        format!("{library}\n{} {architecture}\n{shape:?}\n{among:?}", card.name)
     }
 }
 
-/// The shapes that have not been measured yet, and the work of all calls.
-fn untuned<'a>(calls: impl Iterator<Item = &'a GemmCall>) -> (Vec<Untuned>, f64) {
+/// The shapes for which these candidates have not been measured yet, and the work of all calls.
+fn untuned<'a>(
+    calls: impl Iterator<Item = &'a GemmCall>,
+    candidates: Candidates,
+) -> (Vec<Untuned>, f64) {
     let mut shapes: BTreeMap<GemmShape, Untuned> = BTreeMap::new();
     let mut all_flops = 0.0;
     for call in calls {
         let flops = 2.0 * call.m as f64 * call.n as f64 * call.k as f64;
         all_flops += flops;
-        if !call.plan.as_ref().expect("prepared").is_tuned {
+        if call.plan.as_ref().expect("prepared").measured < Some(candidates) {
             let shape = call.shape();
             let new = || Untuned { shape, call: call.clone(), flops: 0.0 };
             shapes.entry(shape).or_insert_with(new).flops += flops;
@@ -151,6 +177,7 @@ struct Bench<'a> {
     gemm: &'a Gemm,
     stream: &'a Stream,
     kernels: &'a Kernels,
+    candidates: Candidates,
     marks: [Event; 2],
 }
 
@@ -184,7 +211,8 @@ impl Bench<'_> {
         seconds: f64,
     ) -> Result<Option<Algorithm>, DeviceError> {
         let plan = untuned.plan();
-        let choices = self.gemm.candidates(&untuned.shape, plan, self.kernels)?;
+        let (gemm, shape) = (self.gemm, &untuned.shape);
+        let choices = gemm.candidates(self.candidates, shape, plan, self.kernels)?;
         // SAFETY: as the caller guarantees.
         unsafe {
             self.fill(&untuned.operands())?;

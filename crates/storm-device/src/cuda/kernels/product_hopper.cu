@@ -4,7 +4,8 @@
 // Two blocks of a cluster compute 256 × 256 elements. Each has 128 rows of A, and loads half of the 256 columns of B for
 // both. In a block, one thread lets the copy engine fill a ring of slots, 64 of k at a time, and two warp groups multiply
 // 64 rows each. Their sums take half of the registers, so a tile is rounded at once and kept as bf16: it is written
-// while the tensor cores work on the next one, a sixteenth behind each slot.
+// while the tensor cores work on the next one, a sixteenth at a time, spread over the slots of that tile. All
+// multiprocessors write at the same time: at the first slots alone, memory could not keep up with gated units.
 //
 // Compile with -DA_TURNED=0|1 (A is stored (k, m), not (m, k)), -DB_TURNED=0|1 (B is stored (n, k), not (k, n)),
 // -DBIAS=0|1 and -DADDEND=0|1, and with -DUNIT=1|2|3, or 0, to compute a gated unit with SiLU as well, with the bits of
@@ -131,8 +132,8 @@ struct Place {
 } // namespace
 
 // out (m, n) = a · b + bias, rounded, and then + addend, rounded again: so do the library's algorithms. `addend` may be
-// `out`. `unit` gets silu(gate) · up (m, n / 2), or has gates and ups (m, 2 n) and gets their gradients. Boxes of a and b have 64 columns, and 128 rows where k are the columns, else 64. k > 960, and n is a multiple
-// of 8.
+// `out`. `unit` gets silu(gate) · up (m, n / 2), or has gates and ups (m, 2 n) and gets their gradients. Boxes of a and b
+// have 64 columns, and 128 rows where k are the columns, else 64. k > 960, and n is a multiple of 8.
 //
 // Grid: an even number of blocks, in clusters of 2; block 384; dynamic shared memory 197760 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
@@ -292,7 +293,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
             int step = 0;
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                multiply_slot(step++);
+#pragma unroll 1
+                for (const int until = 1 + part * (steps - 1) / PARTS; step < until; step++) multiply_slot(step);
                 write_part(part);
             }
 #pragma unroll 1
