@@ -10,14 +10,14 @@ use crate::{DType, GraphError, Op, Shape, Tensor, TensorId};
 pub const ROWS_PER_PARTIAL: usize = 32;
 
 /// Rows per partial sum in the gradient of a norm with this many rows. Also part of the semantics. A block of rows is also
-/// the work of one block of threads, so few rows are divided into smaller blocks: a GPU needs several hundred of them to
+/// the work of one block of threads, so few rows are divided into smaller blocks: a GPU needs a few hundred of them to
 /// keep its memory busy.
 pub fn norm_rows_per_partial(rows: usize) -> usize {
     (rows / NORM_BLOCKS).next_power_of_two().clamp(8, ROWS_PER_PARTIAL)
 }
 
-/// Blocks that the rows of a norm are divided into, roughly, where there are enough rows.
-const NORM_BLOCKS: usize = 1024;
+/// Blocks that the rows of a norm are divided into, roughly, if there are at least eight for each.
+const NORM_BLOCKS: usize = 256;
 
 /// Elements per partial sum of a full reduction. Also part of the semantics.
 pub const SUM_BLOCK: usize = 1 << 16;
@@ -77,5 +77,16 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         // Column sums are used only in backward rules.
         Op::ColumnSum { .. } => Err(ctx.not_differentiable()),
         _ => unreachable!("not a reduction"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_divided_into_smaller_blocks() {
+        let rows = [0, 1, 1024, 2048, 2304, 4096, 8191, 8192, 1 << 20];
+        assert_eq!(rows.map(norm_rows_per_partial), [8, 8, 8, 8, 16, 16, 32, 32, 32]);
     }
 }
