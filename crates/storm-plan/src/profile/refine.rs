@@ -24,6 +24,10 @@ enum Part {
 /// No machine is further from its profile, so a disturbed step cannot spoil it.
 const FACTOR_MAX: f64 = 100.0;
 
+/// A gated unit that a device computes in the product before it takes hardly any time of its own: less than this share of
+/// what it would take if it were off by as much as most kernels.
+const WITHIN_PRODUCT: f64 = 0.1;
+
 /// Seconds as predicted and as measured.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seconds {
@@ -63,9 +67,13 @@ impl HardwareProfile {
         wanted: impl Fn(Part) -> bool,
     ) {
         let predicted = instruction_seconds(plan, self);
+        let typical = typical_factor(plan, measured, &predicted);
         let mut parts: BTreeMap<Part, Seconds> = BTreeMap::new();
         for &(id, seconds) in measured {
             let whole = predicted[id.index()];
+            if is_gated_unit(plan, id) && seconds < WITHIN_PRODUCT * typical * whole {
+                continue;
+            }
             let Some((part, known)) = self.part(plan, id, whole) else { continue };
             if wanted(part) {
                 let sum = parts.entry(part).or_default();
@@ -156,4 +164,19 @@ impl HardwareProfile {
             }
         }
     }
+}
+
+/// How many times as long as predicted kernels took: the median.
+fn typical_factor(plan: &Plan, measured: &[(InstructionId, f64)], predicted: &[f64]) -> f64 {
+    let kernels = measured.iter().filter(|(id, _)| plan.queue(*id) == Queue::COMPUTE);
+    let factors = kernels.map(|(id, seconds)| seconds / predicted[id.index()]);
+    let mut factors: Vec<f64> = factors.filter(|factor| factor.is_finite()).collect();
+    factors.sort_by(f64::total_cmp);
+    factors.get(factors.len() / 2).copied().unwrap_or(1.0)
+}
+
+fn is_gated_unit(plan: &Plan, id: InstructionId) -> bool {
+    let Work::Compute(compute) = &plan.instruction(id).work else { return false };
+    let op = &plan.graphs[compute.graph.0 as usize].nodes()[compute.node as usize].op;
+    matches!(op, Op::SwiGlu { .. } | Op::SwiGluGrad { .. } | Op::SwiGluGradAndOutput { .. })
 }

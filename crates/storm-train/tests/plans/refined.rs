@@ -1,8 +1,9 @@
 //! A measured step corrects a profile that is off.
 
 use crate::models::{budget, gib, planned, profile, real_task};
+use storm_graph::Op;
 use storm_plan::{
-    HardwareProfile, InstructionId, LinkProfile, Plan, instruction_seconds, simulate,
+    HardwareProfile, InstructionId, LinkProfile, Plan, Work, instruction_seconds, simulate,
 };
 
 /// The time of each instruction of a step on that machine.
@@ -57,4 +58,31 @@ fn a_disturbed_step_is_bounded() {
     let refined = reference.refined(&plan, &steps);
     assert!(refined.gemm_flops > reference.gemm_flops / 200.0);
     assert!(HardwareProfile::from_json(&refined.to_json()).is_ok());
+}
+
+/// A unit that the product before it computes takes no time. That says nothing about units that are computed alone.
+#[test]
+fn units_within_products_are_not_fast() {
+    let reference = profile("reference");
+    let task = real_task("qwen2.5-0.5b", 1, 2);
+    let plan = planned(&task, &reference, budget(gib(3), gib(64))).plan;
+    let is_unit = |id: InstructionId| {
+        let Work::Compute(compute) = &plan.instruction(id).work else { return false };
+        let nodes = plan.graphs[compute.graph.0 as usize].nodes();
+        matches!(nodes[compute.node as usize].op, Op::SwiGlu { .. })
+    };
+    let units = |profile: &HardwareProfile| -> f64 {
+        let seconds = instruction_seconds(&plan, profile);
+        let ids = (0..seconds.len()).map(|index| InstructionId(index as u32));
+        ids.filter(|&id| is_unit(id)).map(|id| seconds[id.index()]).sum()
+    };
+    let mut steps = measured(&plan, &reference);
+    steps.iter_mut().for_each(|(id, seconds)| *seconds *= if is_unit(*id) { 0.01 } else { 0.5 });
+    let refined = reference.refined(&plan, &steps);
+    assert!(units(&reference) > 0.0);
+    assert_eq!(units(&refined), units(&reference));
+    // Units of their own are as fast as measured.
+    let mut steps = measured(&plan, &reference);
+    steps.iter_mut().for_each(|(_, seconds)| *seconds *= 0.5);
+    assert!(units(&reference.refined(&plan, &steps)) < 0.6 * units(&reference));
 }
