@@ -11,8 +11,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// A command that takes longer than this hangs. The requested work takes far less than a second.
-pub(crate) const HANG: Duration = Duration::from_secs(10);
+/// A command that takes longer than this hangs. The requested work takes far less than a second, but a disk may keep it
+/// waiting while the system writes gigabytes of a build.
+pub(crate) const HANG: Duration = Duration::from_secs(40);
 
 /// Address space of a command and of each process that it starts, in KiB: 4 GiB, and 128 MiB per
 /// core for a thread's stack and allocator. Tiny inputs need far less. A wrong size asks for far
