@@ -29,6 +29,12 @@ pub trait Element: Copy + Send + Sync + 'static {
         None
     }
 
+    /// The address, if it is that of an f32.
+    #[inline(always)]
+    fn as_f32_address(_address: *mut Self) -> Option<*mut f32> {
+        None
+    }
+
     /// The values of a vector, exactly.
     #[inline(always)]
     fn widen(values: [Self; 16]) -> [f32; 16] {
@@ -51,6 +57,11 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn as_f32_address(address: *mut f32) -> Option<*mut f32> {
+        Some(address)
     }
 
     // Without this, the compiler splits the array into elements and assembles it again.

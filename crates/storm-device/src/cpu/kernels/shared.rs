@@ -24,6 +24,13 @@ impl<'a, T> SharedMut<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
+    /// The address of the first element of a range, for kernels that write parts of it.
+    #[inline]
+    pub(crate) fn address(&self, range: Range<usize>) -> *mut T {
+        assert!(range.start <= range.end && range.end <= self.len);
+        self.start.wrapping_add(range.start)
+    }
+
     /// A piece of the slice.
     ///
     /// # Safety

@@ -59,8 +59,38 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
             a = a.wrapping_add(a_k);
             b = b.wrapping_add(b_k);
         }
+        let (mut out, mut out_row) = (c, c_row);
+        if let Some(finish) = &tile.finish {
+            (out, out_row) = (finish.out, finish.out_row);
+            // A loop for each term: a long loop would not be unrolled, and the sums would be kept
+            // in memory.
+            let read = |at: *const f32| (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16)));
+            let add = |a: Row, b: Row| (_mm512_add_ps(a.0, b.0), _mm512_add_ps(a.1, b.1));
+            if finish.scale != 1.0 {
+                let scale = _mm512_set1_ps(finish.scale);
+                for sum in &mut sums {
+                    *sum = (_mm512_mul_ps(sum.0, scale), _mm512_mul_ps(sum.1, scale));
+                }
+            }
+            if !finish.bias.is_null() {
+                let bias = read(finish.bias);
+                for sum in &mut sums {
+                    *sum = add(*sum, bias);
+                }
+            }
+            if !finish.addend.is_null() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = add(*sum, read(finish.addend.add(r * finish.addend_row)));
+                }
+            }
+            if finish.adds_old {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = add(*sum, read(out.add(r * out_row)));
+                }
+            }
+        }
         for (r, sum) in sums.iter().enumerate() {
-            let at = c.add(r * c_row);
+            let at = out.add(r * out_row);
             _mm512_storeu_ps(at, sum.0);
             _mm512_storeu_ps(at.add(16), sum.1);
         }

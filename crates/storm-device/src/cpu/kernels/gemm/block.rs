@@ -61,6 +61,7 @@ pub fn block_gemm(
                 c: c.as_mut_ptr().wrapping_add(panel_rows.start * c_stride + col),
                 c_row: c_stride,
                 resume,
+                finish: None,
             };
             // SAFETY: the assertions above cover every address of the panel.
             unsafe { kernel(&tile) };

@@ -7,7 +7,7 @@ use half::bf16;
 use super::super::element::Element;
 use super::super::shared::SharedMut;
 use super::matrix::Matrix;
-use super::micro::PANEL_COLS;
+use super::micro::{Finish, PANEL_COLS};
 use crate::simd_dispatch;
 
 /// What to do with the old contents of C.
@@ -90,6 +90,33 @@ impl<C: Element> Epilogue<'_, C> {
             }
         }
         Some(buffer)
+    }
+
+    /// How kernels write a tile of 32 columns and `height` rows to C themselves, with its upper left
+    /// corner at `(row, col)`. `None` unless C is of f32. `bias` starts at the tile's first column.
+    pub(super) fn finish(
+        &self,
+        height: usize,
+        bias: Option<&[f32]>,
+        (row, col): (usize, usize),
+        (c, row_stride): (SharedMut<C>, usize),
+    ) -> Option<Finish> {
+        let first = row * row_stride + col;
+        let last = first + (height - 1) * row_stride + PANEL_COLS;
+        let bias = bias.map(|bias| &bias[..PANEL_COLS]);
+        let addend = match self.addend {
+            Some(addend) => C::as_f32_address(addend.at(row, col).cast_mut())?.cast_const(),
+            None => std::ptr::null(),
+        };
+        Some(Finish {
+            out: C::as_f32_address(c.address(first..last))?,
+            out_row: row_stride,
+            scale: self.scale,
+            bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            addend,
+            addend_row: self.addend.map_or(0, |addend| addend.row_stride()),
+            adds_old: self.accumulate == Accumulate::Add,
+        })
     }
 
     /// Finishes the first `width` columns of a tile of sums (rows of 32) and writes them to C with

@@ -28,13 +28,34 @@ pub(super) struct Tile {
     pub(super) c_row: usize,
     /// Start the chains from the values in C instead of 0.
     pub(super) resume: bool,
+    /// Write results to a matrix instead of sums to C.
+    pub(super) finish: Option<Finish>,
+}
+
+/// An epilogue that kernels apply themselves, so that sums of a matrix of f32 go from registers to
+/// their place: sum · scale, + bias, + addend, + old value, in this order. A null address means that
+/// there is no such term.
+#[derive(Clone, Copy)]
+pub(super) struct Finish {
+    /// Result (r, j) = `out[r * out_row + j]`, 32 columns.
+    pub(super) out: *mut f32,
+    pub(super) out_row: usize,
+    pub(super) scale: f32,
+    /// 32 values.
+    pub(super) bias: *const f32,
+    /// Addend (r, j) = `addend[r * addend_row + j]`.
+    pub(super) addend: *const f32,
+    pub(super) addend_row: usize,
+    /// Add the old values of the result.
+    pub(super) adds_old: bool,
 }
 
 /// Computes a tile. The number of rows follows from the kernel's position in [`Kernels::by_rows`].
 ///
 /// # Safety
-/// All addresses that the tile's strides reach must be valid, C must not overlap A or B, and the
-/// machine must have the kernel's instruction set.
+/// All addresses that the tile's strides reach must be valid: those of C if chains start from it or
+/// there is no `finish`. What is written must not overlap A or B, and the machine must have the
+/// kernel's instruction set.
 pub(super) type Kernel = unsafe fn(&Tile);
 
 /// The kernels of one instruction set.
@@ -107,8 +128,26 @@ unsafe fn portable<const R: usize>(tile: &Tile) {
                     }
                 }
             }
+            let (mut out, mut out_row) = (tile.c.add(first), tile.c_row);
+            if let Some(finish) = &tile.finish {
+                (out, out_row) = (finish.out.add(first), finish.out_row);
+                for (r, row) in sums.iter_mut().enumerate() {
+                    for (j, sum) in row.iter_mut().enumerate() {
+                        *sum *= finish.scale;
+                        if !finish.bias.is_null() {
+                            *sum += *finish.bias.add(first + j);
+                        }
+                        if !finish.addend.is_null() {
+                            *sum += *finish.addend.add(r * finish.addend_row + first + j);
+                        }
+                        if finish.adds_old {
+                            *sum += *out.add(r * out_row + j);
+                        }
+                    }
+                }
+            }
             for (r, row) in sums.iter().enumerate() {
-                tile.c.add(r * tile.c_row + first).cast::<[f32; COLS]>().write(*row);
+                out.add(r * out_row).cast::<[f32; COLS]>().write(*row);
             }
         }
     }

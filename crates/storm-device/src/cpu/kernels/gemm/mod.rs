@@ -49,9 +49,9 @@ use pack::{LANES, Source, Strip, pack};
 use partition::{Limits, Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
 pub use products::Bf16Products;
 
-/// Maximum length of a block of k. A packed panel of A of this depth (32 KiB) stays in a
-/// first-level cache, and a packed B (1 MiB) in a second-level cache.
-const K_BLOCK_MAX: usize = 512;
+/// Maximum length of a block of k. A packed panel of A of this depth (24 KiB) stays in a
+/// first-level cache, and a packed B (768 KiB) in a second-level cache.
+const K_BLOCK_MAX: usize = 384;
 
 /// Below this many multiply-adds, a second thread costs more time than it saves.
 const PARALLEL_MIN: usize = 1 << 16;
@@ -64,7 +64,8 @@ const LIMITS: Limits = Limits { rows_max: TILE_ROWS_MAX, pack_cost: 10 };
 const GROUP_PANELS: usize = 8;
 
 const PACKED_A_LEN: usize = GROUP_PANELS * PANEL_ROWS_MAX * K_BLOCK_MAX;
-const PACKED_B_LEN: usize = TILE_COLS_MAX * K_BLOCK_MAX;
+const PACKED_B_LEN: usize = TILE_COLS_MAX
+    * if K_BLOCK_MAX > amx::K_BLOCK_MAX / 2 { K_BLOCK_MAX } else { amx::K_BLOCK_MAX / 2 };
 const SUMS_LEN: usize = TILE_ROWS_MAX * TILE_COLS_MAX;
 
 /// Elements of a thread's buffers.
@@ -177,6 +178,16 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
                         _ => (first * col_panels + col_panel * height) * PANEL_COLS,
                     };
                     let sums = &mut sums[place..place + height * PANEL_COLS];
+                    let first_col = col_panel * PANEL_COLS;
+                    let width = PANEL_COLS.min(cols.len() - first_col);
+                    let bias = bias.map(|bias| &bias[first_col..]);
+                    let corner = (rows.start + first, cols.start + first_col);
+                    let c = (self.c, self.c_row_stride);
+                    let is_last = k_block + 1 == k_blocks;
+                    let finish = match is_last && width == PANEL_COLS {
+                        true => self.epilogue.finish(height, bias, corner, c),
+                        false => None,
+                    };
                     let b = &packed_b[col_panel * PANEL_COLS * depth..][..PANEL_COLS * depth];
                     let tile = Tile {
                         k: depth,
@@ -188,20 +199,15 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
                         c: sums.as_mut_ptr(),
                         c_row: PANEL_COLS,
                         resume: k_block > 0,
+                        finish,
                     };
-                    // SAFETY: A and B are packed for `depth` steps, the sums have `height` rows,
-                    // and this machine can run the kernels of `Kernels::current`.
+                    // SAFETY: A and B are packed for `depth` steps, the sums and what `finish`
+                    // writes, in the task's own part of C, have `height` rows, and this machine can
+                    // run the kernels of `Kernels::current`.
                     unsafe { (kernels.by_rows[height - 1])(&tile) };
-                    if k_block + 1 == k_blocks {
-                        let first_col = col_panel * PANEL_COLS;
-                        let width = PANEL_COLS.min(cols.len() - first_col);
-                        let bias = bias.map(|bias| &bias[first_col..]);
-                        let corner = (rows.start + first, cols.start + first_col);
+                    if is_last && finish.is_none() {
                         // SAFETY: the tile is inside the task's own part of C.
-                        unsafe {
-                            let c = (self.c, self.c_row_stride);
-                            self.epilogue.store(sums, width, bias, corner, c);
-                        }
+                        unsafe { self.epilogue.store(sums, width, bias, corner, c) };
                     }
                 }
             }

@@ -118,6 +118,7 @@ unsafe fn pack_avx512<T: Element>(
         unsafe {
             let target = target.add(to.0 + to.1 * target_stride);
             if from.k_stride == 1 && steps == LANES {
+                prefetch_lanes(from, lanes);
                 move_transposed(from, lanes, target, target_stride);
             } else {
                 move_plain(from, lanes, steps, target, target_stride);
@@ -177,6 +178,8 @@ unsafe fn move_plain<T: Element>(
     unsafe {
         if whole_lanes {
             for p in 0..steps {
+                // The piece of the next steps. `walk` comes to it after those of the other strips.
+                prefetch(source.at(0, p + LANES));
                 let row = source.at(0, p).cast::<[T; LANES]>().read();
                 let to = target.add(p * target_stride).cast::<[f32; LANES]>();
                 to.write(T::widen(row));
@@ -188,6 +191,26 @@ unsafe fn move_plain<T: Element>(
                 }
             }
         }
+    }
+}
+
+/// Prefetches the piece of the next strip that has the same steps. Lanes are far apart in memory and
+/// each is short, so the processor does not predict what is read next.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch_lanes<T>(source: Source<T>, lanes: usize) {
+    for lane in lanes..2 * lanes {
+        prefetch(source.at(lane, 0));
+    }
+}
+
+/// Loads a line into the first-level cache. Any address is allowed.
+#[inline(always)]
+fn prefetch<T>(_address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching has no effect but on caches.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_address.cast());
     }
 }
 

@@ -32,7 +32,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Maximum length of a block of k: the depth that the buffer for packed B has room for.
-const K_BLOCK_MAX: usize = 2 * PACKED_B_LEN / TILE_COLS_MAX;
+pub(super) const K_BLOCK_MAX: usize = 1024;
 
 /// Row stride of a packed panel of A, in elements. The extra step keeps rows from competing for one
 /// set of the first-level cache.
@@ -46,6 +46,7 @@ const ROWS_MAX: usize = 4096;
 const PACK_COST: usize = 100;
 
 const _: () = assert!(K_BLOCK_MAX.is_multiple_of(STEP) && PANEL_A_LEN <= 2 * PACKED_A_LEN);
+const _: () = assert!(TILE_COLS_MAX * K_BLOCK_MAX <= 2 * PACKED_B_LEN);
 const _: () = assert!(COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS);
 
 /// `c = a · b` with the epilogue, see the definition.
