@@ -254,12 +254,16 @@ define_ops! {
         kind: NormKind, parameters: ParameterGradients, dtype: DType
     }
     /// RMS norm of each query and key head of `qkv` (B, T, (Q+2K)·D). Values are copied. Weights
-    /// are (D). Yields the same shape, and rstd (B, T, Q+K) f32.
-    QkNorm [Norm, Bytes] { qkv: One, query_weight: One, key_weight: One; heads: HeadLayout, epsilon: f32 }
+    /// are (D). With a `table` (B, T, P, 2), the normalized heads, rounded to the type of `qkv`, are
+    /// then rotated as by [`Op::Rotary`]. Yields the same shape, and rstd (B, T, Q+K) f32.
+    QkNorm [Norm, Bytes] {
+        qkv: One, query_weight: One, key_weight: One, table: Maybe;
+        heads: HeadLayout, epsilon: f32
+    }
     /// Backward of [`Op::QkNorm`]. Yields d_qkv. With `parameters: Compute`, also the gradients of
     /// both weights (D) in `dtype`, and partial sums as scratch.
     QkNormGrad [Norm, Bytes] {
-        dy: One, qkv: One, query_weight: One, key_weight: One, rstd: One,
+        dy: One, qkv: One, query_weight: One, key_weight: One, table: Maybe, rstd: One,
         query_accumulator: Maybe, key_accumulator: Maybe;
         heads: HeadLayout, parameters: ParameterGradients, dtype: DType
     }

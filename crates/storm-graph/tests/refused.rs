@@ -57,7 +57,8 @@ fn one_parameter_in_two_roles_of_an_op() {
         let heads = HeadLayout { query_heads: 2, key_value_heads: 1, head_dim: 4 };
         let qkv = graph.input("qkv", [2, 3, 16], DType::F32);
         let w = weight(graph, &[4]);
-        let op = Op::QkNorm { qkv, query_weight: w, key_weight: w, heads, epsilon: 1e-5 };
+        let (table, epsilon) = (None, 1e-5);
+        let op = Op::QkNorm { qkv, query_weight: w, key_weight: w, table, heads, epsilon };
         vec![graph.apply_one("y", op).expect("fits")]
     });
     assert!(problem.contains("in one role per op"), "{problem}");

@@ -381,17 +381,19 @@ impl<'b> Builder<'b> {
             head_dim: config.head_dim,
         };
         let mut qkv = draft.linear("attention.qkv", normed, None)?; // (B, T, (Q+2K)·D)
+        let table = config.rotary.as_ref().map(|rotary| {
+            let [batch, sequence] = [self.options.batch, self.options.sequence];
+            let shape = [batch, sequence, rotary.pairs(config.head_dim), 2];
+            draft.graph.input("rotary_table", shape, DType::F32)
+        });
         if config.family.has_query_key_norm() {
             let query_weight = draft.required("attention.query_norm.weight"); // (D)
             let key_weight = draft.required("attention.key_norm.weight"); // (D)
             let epsilon = config.norm_eps as f32;
-            let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon };
+            // The norm rotates too: that saves a pass over queries and keys.
+            let op = Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon };
             qkv = draft.graph.apply_one("attention.qk_norm", op)?;
-        }
-        if let Some(rotary) = &config.rotary {
-            let [batch, sequence] = [self.options.batch, self.options.sequence];
-            let shape = [batch, sequence, rotary.pairs(config.head_dim), 2];
-            let table = draft.graph.input("rotary_table", shape, DType::F32);
+        } else if let Some(table) = table {
             let op = Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward };
             qkv = draft.graph.apply_one("attention.rotary", op)?;
         }

@@ -11,7 +11,7 @@ use super::kernels::gemm::{Accumulate, Bf16Products, Bias, Epilogue, Matrix, Mat
 use super::kernels::group_norm::{
     self, GroupNormGradInput, GroupNormGradOutput, GroupNormOutput, Groups,
 };
-use super::kernels::heads::{self, HeadWeights};
+use super::kernels::heads::{self, Angles, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
@@ -23,8 +23,8 @@ use half::bf16;
 use storm_graph::random::{DropoutWords, PhaseWords, Seed, Stream};
 use storm_graph::{
     Accuracy, ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
-    ParameterGradients, Planes, QuantizedFormat, QuantizedRow, Shape, StepScalars, UnitOutput,
-    Window,
+    ParameterGradients, Planes, QuantizedFormat, QuantizedRow, RotaryDirection, Shape, StepScalars,
+    UnitOutput, Window,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -288,12 +288,13 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 norm::norm_grad(input, access.out(&outputs[0]), grads);
             })
         }),
-        Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon } => {
+        Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon } => {
             with_float!(qkv.dtype, E => {
                 let query = access.get::<E>(query_weight);
                 let weights = HeadWeights { query, key: access.get(key_weight) };
+                let angles = table.as_ref().map(|table| access.angles(table, RotaryDirection::Forward));
                 let (y, rstd) = (access.out(&outputs[0]), access.out(&outputs[1]));
-                heads::qk_norm(*heads, access.get(qkv), weights, *epsilon, y, rstd);
+                heads::qk_norm(*heads, access.get(qkv), weights, angles, *epsilon, y, rstd);
             })
         }
         Op::QkNormGrad {
@@ -301,6 +302,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             qkv,
             query_weight,
             key_weight,
+            table,
             rstd,
             query_accumulator,
             key_accumulator,
@@ -311,11 +313,14 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let (dy, qkv, rstd) = (access.get::<E>(dy), access.get(qkv), access.get(rstd));
             let query = access.get::<E>(query_weight);
             let weights = HeadWeights { query, key: access.get(key_weight) };
-            heads::qk_norm_grad(*heads, dy, qkv, weights, rstd, access.out(&outputs[0]));
+            let angles = table.as_ref().map(|table| access.angles(table, RotaryDirection::Inverse));
+            // First the gradient of the normalized heads, then that of the input.
+            let d: &mut [E] = access.out(&outputs[0]);
+            heads::rotary(*heads, angles, dy, d);
             if *parameters == ParameterGradients::Compute {
                 with_float!(*dtype, G => heads::qk_norm_weight_grads::<E, G>(
                     *heads,
-                    dy,
+                    d,
                     qkv,
                     rstd,
                     access.out(&outputs[3]),
@@ -323,6 +328,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                     (access.out(&outputs[2]), mode(key_accumulator)),
                 ));
             }
+            heads::qk_norm_grad(*heads, qkv, weights, rstd, d);
         }),
         Op::BatchStatistics { x, running_mean, running_variance, phase } => {
             let out = StatisticsOutput {
@@ -455,9 +461,8 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             heads::rotary_table(frequencies, positions, table);
         }
         Op::Rotary { qkv, table, heads, direction } => with_float!(qkv.dtype, E => {
-            let pairs = table.shape.axes()[2];
-            let (qkv, table) = (access.get::<E>(qkv), access.get(table));
-            heads::rotary(*heads, *direction, qkv, (table, pairs), access.out(&outputs[0]));
+            let angles = Some(access.angles(table, *direction));
+            heads::rotary(*heads, angles, access.get::<E>(qkv), access.out(&outputs[0]));
         }),
         Op::Attention { qkv, segments, heads, mask, scale } => with_float!(qkv.dtype, E => {
             let (y, log_sum_exp) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
@@ -766,6 +771,10 @@ impl<'m> Access<'_, 'm> {
         products: Bf16Products,
     ) -> Columns<'m, E> {
         Columns { planes: planes(input, window), memory: self.out(memory), products }
+    }
+
+    fn angles(&self, table: &View, direction: RotaryDirection) -> Angles<'m> {
+        Angles { table: self.get(table), pairs: table.shape.axes()[2], direction }
     }
 
     fn attention(

@@ -81,8 +81,30 @@ fn norms() {
     let heads = HeadLayout { query_heads: 1, key_value_heads: 1, head_dim: 2 };
     let root = 12.5f64.sqrt();
     check(
-        Op::QkNorm { qkv: &qkv, query_weight: &query, key_weight: &key, heads, epsilon: 0.0 },
+        Op::QkNorm {
+            qkv: &qkv,
+            query_weight: &query,
+            key_weight: &key,
+            table: None,
+            heads,
+            epsilon: 0.0,
+        },
         &[&[3.0 / root, 8.0 / root, 30.0 / root, 4.0 / root, 5.0, 5.0], &[1.0 / root, 0.5 / root]],
+    );
+    let quarter = value([1, 1, 1, 2], &[0.0, 1.0]);
+    check(
+        Op::QkNorm {
+            qkv: &qkv,
+            query_weight: &query,
+            key_weight: &key,
+            table: Some(&quarter),
+            heads,
+            epsilon: 0.0,
+        },
+        &[
+            &[-8.0 / root, 3.0 / root, -4.0 / root, 30.0 / root, 5.0, 5.0],
+            &[1.0 / root, 0.5 / root],
+        ],
     );
 }
 

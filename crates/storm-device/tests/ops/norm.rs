@@ -1,7 +1,7 @@
 //! Norms over rows and over heads, and their gradients.
 
 use crate::support::*;
-use storm_graph::{HeadLayout, NormKind, Op, Training};
+use storm_graph::{HeadLayout, NormKind, Op, RotaryFrequencies, Training};
 
 #[test]
 fn norms() {
@@ -60,7 +60,14 @@ fn head_norms() {
         let key_weight = trained_at_times(b, "key_weight", head_dim);
         b.loosen(if head_dim <= 3 { 20.0 } else { 4.0 });
         let epsilon = b.rng.pick(&[1e-6, 1e-2]);
-        b.result("y", Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon });
+        // All of each head is rotated, or a part of it, or nothing.
+        let table = b.maybe(|b| {
+            let positions = b.integers("positions", &[batch, time], |_, i| (i % time) as i32);
+            let turned = b.rng.pick(&[2, head_dim / 4 * 2, head_dim / 2 * 2]).max(2);
+            let frequencies = RotaryFrequencies::plain(100.0, turned);
+            b.apply("table", Op::RotaryTable { positions, frequencies })[0]
+        });
+        b.result("y", Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon });
     });
 }
 

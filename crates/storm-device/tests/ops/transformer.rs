@@ -137,17 +137,17 @@ impl Model<'_> {
         let (query_heads, key_value_heads) = self.b.rng.pick(&[(1, 1), (2, 1), (2, 2), (4, 2)]);
         let heads = HeadLayout { query_heads, key_value_heads, head_dim: 4 };
         let mut qkv = self.linear(x, [width, heads.qkv_width()], None); // (B, T, (Q+2K)·D)
+        let table = self.b.maybe(|b| {
+            let positions = b.integers("positions", &[batch, time], |_, i| (i % time) as i32);
+            let frequencies = RotaryFrequencies::plain(100.0, 4);
+            b.apply("rotary_table", Op::RotaryTable { positions, frequencies })[0]
+        });
         if self.b.rng.coin() {
             let query_weight = self.parameter("query_norm", &[4]);
             let key_weight = self.parameter("key_norm", &[4]);
-            let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon: EPSILON };
+            let op = Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon: EPSILON };
             qkv = self.b.apply("qk_norm", op)[0];
-        }
-        if self.b.rng.coin() {
-            let positions = self.b.integers("positions", &[batch, time], |_, i| (i % time) as i32);
-            let frequencies = RotaryFrequencies::plain(100.0, 4);
-            let table = Op::RotaryTable { positions, frequencies };
-            let table = self.b.apply("rotary_table", table)[0];
+        } else if let Some(table) = table {
             let direction = RotaryDirection::Forward;
             qkv = self.b.apply("rotary", Op::Rotary { qkv, table, heads, direction })[0];
         }

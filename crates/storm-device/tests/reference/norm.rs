@@ -1,7 +1,7 @@
 //! Norms over rows and over heads.
 
 use super::Value;
-use storm_graph::{NormKind, Op};
+use storm_graph::{NormKind, Op, RotaryDirection};
 
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match *op {
@@ -33,7 +33,7 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
             }
             outputs
         }
-        Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon } => {
+        Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon } => {
             let mut y = qkv.data.clone();
             let mut rstds = Vec::new();
             for row in y.chunks_exact_mut(heads.qkv_width()) {
@@ -47,7 +47,13 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
                 }
             }
             let rstd_shape = qkv.shape.with_width(heads.query_key_heads());
-            vec![Value::new(qkv.shape.clone(), y), Value::new(rstd_shape, rstds)]
+            let mut y = Value::new(qkv.shape.clone(), y);
+            if let Some(table) = table {
+                let direction = RotaryDirection::Forward;
+                y = super::attention::evaluate(&Op::Rotary { qkv: &y, table, heads, direction })
+                    .remove(0);
+            }
+            vec![y, Value::new(rstd_shape, rstds)]
         }
         _ => unreachable!("not a norm op"),
     }

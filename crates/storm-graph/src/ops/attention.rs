@@ -23,14 +23,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         }
         Op::Rotary { qkv, table, heads, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
-            rules::dtype("table", table, DType::F32)?;
-            rules::rank("table", table, 4)?;
-            let pairs = table.shape.axes()[2];
-            if pairs == 0 || 2 * pairs > heads.head_dim {
-                let dim = heads.head_dim;
-                return Err(format!("`table` turns {pairs} pairs of heads that are {dim} wide"));
-            }
-            rules::shape("table", table, &qkv.shape.row_shape().then(pairs).then(2))?;
+            check_rotary_table(table, qkv, heads)?;
             Ok(vec![Output::activation("", qkv.shape.clone(), qkv.dtype)])
         }
         Op::Attention { qkv, segments, heads, mask, .. } => {
@@ -113,6 +106,22 @@ fn check_mask(mask: Mask) -> Result<(), String> {
 fn per_query(qkv: &Tensor, heads: &HeadLayout) -> Shape {
     let axes = qkv.shape.axes();
     Shape::from([axes[0], heads.query_heads, axes[1]])
+}
+
+/// Checks a table of angles for the heads of `qkv`.
+pub(super) fn check_rotary_table(
+    table: &Tensor,
+    qkv: &Tensor,
+    heads: &HeadLayout,
+) -> Result<(), String> {
+    rules::dtype("table", table, DType::F32)?;
+    rules::rank("table", table, 4)?;
+    let pairs = table.shape.axes()[2];
+    if pairs == 0 || 2 * pairs > heads.head_dim {
+        let dim = heads.head_dim;
+        return Err(format!("`table` turns {pairs} pairs of heads that are {dim} wide"));
+    }
+    rules::shape("table", table, &qkv.shape.row_shape().then(pairs).then(2))
 }
 
 pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {

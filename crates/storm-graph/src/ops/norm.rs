@@ -1,5 +1,6 @@
 //! Layer norm and RMS norm with a fused residual sum, and the per-head norm of Qwen3.
 
+use super::attention::check_rotary_table;
 use super::reduce::{norm_rows_per_partial, partials};
 use super::rules;
 use crate::autodiff::Backward;
@@ -64,9 +65,10 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             }
             Ok(outputs)
         }
-        Op::QkNorm { qkv, query_weight, key_weight, heads, .. } => {
+        Op::QkNorm { qkv, query_weight, key_weight, table, heads, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
             check_head_weights(qkv, query_weight, key_weight, heads.head_dim)?;
+            table.map_or(Ok(()), |table| check_rotary_table(table, qkv, heads))?;
             let rstd = qkv.shape.with_width(heads.query_key_heads());
             Ok(vec![
                 Output::activation("", qkv.shape.clone(), qkv.dtype),
@@ -78,6 +80,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             qkv,
             query_weight,
             key_weight,
+            table,
             rstd,
             query_accumulator,
             key_accumulator,
@@ -89,6 +92,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::gradient_dtype(*dtype)?;
             rules::like("dy", dy, "qkv", qkv)?;
             check_head_weights(qkv, query_weight, key_weight, heads.head_dim)?;
+            table.map_or(Ok(()), |table| check_rotary_table(table, qkv, heads))?;
             rules::dtype("rstd", rstd, DType::F32)?;
             rules::shape("rstd", rstd, &qkv.shape.with_width(heads.query_key_heads()))?;
             let weight = Shape::from([heads.head_dim]);
@@ -187,7 +191,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             ctx.add_gradient(x, outputs[0])?;
             delta.map_or(Ok(()), |delta| ctx.add_gradient(delta, outputs[0]))
         }
-        Op::QkNorm { qkv, query_weight, key_weight, heads, .. } => {
+        Op::QkNorm { qkv, query_weight, key_weight, table, heads, .. } => {
             let Some(dy) = ctx.output_gradient(0) else { return Ok(()) };
             let rstd = ctx.outputs()[1];
             let (parameters, [query, key]) =
@@ -199,6 +203,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
                     qkv,
                     query_weight,
                     key_weight,
+                    table,
                     rstd,
                     query_accumulator: query.accumulator,
                     key_accumulator: key.accumulator,

@@ -364,6 +364,19 @@ impl Builder {
         Ok(())
     }
 
+    /// Angles for all of each head, or for a part of it.
+    fn rotary_table(&mut self, shape: &[usize], head_dim: usize) -> Result<TensorId, GraphError> {
+        let positions = self.integers("positions", shape, |random, _| random.below(5000) as i32);
+        let turned = match self.random.coin() {
+            true => head_dim,
+            false => 2 * (head_dim / 3).max(1),
+        };
+        let factor = self.random.pick(&[1.0, 1.19]);
+        let frequencies =
+            RotaryFrequencies { factor, ..RotaryFrequencies::plain(10_000.0, turned) };
+        Ok(self.apply("table", Op::RotaryTable { positions, frequencies })?[0])
+    }
+
     fn heads(&mut self, family: &str) -> Result<(), GraphError> {
         let key_value_heads = self.random.pick(&[1, 2, 3]);
         let query_heads = key_value_heads * self.random.pick(&[1, 2, 6]);
@@ -379,22 +392,15 @@ impl Builder {
             "qk_norm" => {
                 let query_weight = self.parameter("query_weight", &[head_dim]);
                 let key_weight = self.parameter("key_weight", &[head_dim]);
-                let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon: 1e-6 };
+                let table = match self.random.below(4) {
+                    0 => None,
+                    _ => Some(self.rotary_table(&[batch, time], head_dim)?),
+                };
+                let op = Op::QkNorm { qkv, query_weight, key_weight, table, heads, epsilon: 1e-6 };
                 self.result("y", op).map(drop)
             }
             "rotary" => {
-                let positions = self
-                    .integers("positions", &[batch, time], |random, _| random.below(5000) as i32);
-                // All of each head, or part of it.
-                let turned = match self.random.coin() {
-                    true => head_dim,
-                    false => 2 * (head_dim / 3).max(1),
-                };
-                let factor = self.random.pick(&[1.0, 1.19]);
-                let frequencies =
-                    RotaryFrequencies { factor, ..RotaryFrequencies::plain(10_000.0, turned) };
-                let table = Op::RotaryTable { positions, frequencies };
-                let table = self.apply("table", table)?[0];
+                let table = self.rotary_table(&[batch, time], head_dim)?;
                 let direction = RotaryDirection::Forward;
                 self.result("y", Op::Rotary { qkv, table, heads, direction }).map(drop)
             }

@@ -38,14 +38,14 @@ simd_dispatch! {
         rstd
     }
 
-    fn norm_head_grad[E: Element](dy: &[E], x: &[E], weight: &[E], rstd: f32, dx: &mut [E]) {
-        let width = dx.len();
-        let (dy, x, weight) = (&dy[..width], &x[..width], &weight[..width]);
-        let along = lane_sum(width, |i| dy[i].to_f32() * weight[i].to_f32() * (x[i].to_f32() * rstd))
+    fn norm_head_grad[E: Element](x: &[E], weight: &[E], rstd: f32, d: &mut [E]) {
+        let width = d.len();
+        let (x, weight) = (&x[..width], &weight[..width]);
+        let along = lane_sum(width, |i| d[i].to_f32() * weight[i].to_f32() * (x[i].to_f32() * rstd))
             / width as f32;
         for i in 0..width {
             let normalized = x[i].to_f32() * rstd;
-            dx[i] = E::from_f32((dy[i].to_f32() * weight[i].to_f32() - normalized * along) * rstd);
+            d[i] = E::from_f32((d[i].to_f32() * weight[i].to_f32() - normalized * along) * rstd);
         }
     }
 
@@ -55,26 +55,52 @@ simd_dispatch! {
         }
     }
 
-    fn rotate_head[E: Element](x: &[E], table: &[f32], sign: f32, y: &mut [E]) {
+    fn rotate_head[E: Element](x: &mut [E], table: &[f32], sign: f32) {
         let half = x.len() / 2;
-        let (x_low, x_high) = x.split_at(half);
-        let (y_low, y_high) = y.split_at_mut(half);
-        let (x_high, table) = (&x_high[..half], &table[..2 * half]);
-        let y_high = &mut y_high[..half];
+        let (low, high) = x.split_at_mut(half);
+        let (high, table) = (&mut high[..half], &table[..2 * half]);
         for i in 0..half {
             let (cosine, sine) = (table[2 * i], sign * table[2 * i + 1]);
-            let (low, high) = (x_low[i].to_f32(), x_high[i].to_f32());
-            y_low[i] = E::from_f32(low * cosine - high * sine);
-            y_high[i] = E::from_f32(high * cosine + low * sine);
+            let (a, b) = (low[i].to_f32(), high[i].to_f32());
+            low[i] = E::from_f32(a * cosine - b * sine);
+            high[i] = E::from_f32(b * cosine + a * sine);
         }
     }
 }
 
-/// RMS norm of each query and key head. Value heads are copied. `rstd` is (rows, Q+K).
+/// The angles of the pairs of each row.
+#[derive(Clone, Copy)]
+pub struct Angles<'a> {
+    /// Cosines and sines: (rows, pairs, 2).
+    pub table: &'a [f32],
+    /// Pairs of each head. Elements behind them are not rotated.
+    pub pairs: usize,
+    /// Which way to rotate.
+    pub direction: RotaryDirection,
+}
+
+impl Angles<'_> {
+    /// Rotates the query and key heads of a row.
+    fn rotate<E: Element>(&self, heads: &HeadLayout, row: usize, x: &mut [E]) {
+        let turned = 2 * self.pairs;
+        let table = &self.table[row * turned..(row + 1) * turned];
+        let sign = match self.direction {
+            RotaryDirection::Forward => 1.0,
+            RotaryDirection::Inverse => -1.0,
+        };
+        for head in x.chunks_mut(heads.head_dim).take(heads.query_key_heads()) {
+            rotate_head(&mut head[..turned], table, sign);
+        }
+    }
+}
+
+/// RMS norm of each query and key head, which is then rotated if there are `angles`. Value heads are
+/// copied. `rstd` is (rows, Q+K).
 pub fn qk_norm<E: Element>(
     heads: HeadLayout,
     qkv: &[E],
     weights: HeadWeights<'_, E>,
+    angles: Option<Angles<'_>>,
     epsilon: f32,
     y: &mut [E],
     rstd: &mut [f32],
@@ -83,43 +109,43 @@ pub fn qk_norm<E: Element>(
     y.par_chunks_mut(ROWS * width)
         .zip(qkv.par_chunks(ROWS * width))
         .zip(rstd.par_chunks_mut(ROWS * count))
-        .for_each(|((y, x), rstd)| {
+        .enumerate()
+        .for_each(|(part, ((y, x), rstd))| {
             let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(rstd.chunks_mut(count));
-            for ((y, x), rstd) in rows {
+            for (row, ((y, x), rstd)) in rows.enumerate() {
                 for head in 0..count {
                     let at = head * dim..(head + 1) * dim;
                     let weight = weights.of(&heads, head);
                     rstd[head] = norm_head(&x[at.clone()], weight, epsilon, &mut y[at]);
                 }
                 y[count * dim..].copy_from_slice(&x[count * dim..]);
+                if let Some(angles) = angles {
+                    angles.rotate(&heads, part * ROWS + row, y);
+                }
             }
         });
 }
 
-/// Gradient of the input of [`qk_norm`].
+/// Gradient of the input of [`qk_norm`]. `d` has the gradient of the normalized heads, before they
+/// were rotated, and receives the result.
 pub fn qk_norm_grad<E: Element>(
     heads: HeadLayout,
-    dy: &[E],
     qkv: &[E],
     weights: HeadWeights<'_, E>,
     rstd: &[f32],
-    dx: &mut [E],
+    d: &mut [E],
 ) {
     let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
-    dx.par_chunks_mut(ROWS * width)
+    d.par_chunks_mut(ROWS * width)
         .zip(qkv.par_chunks(ROWS * width))
-        .zip(dy.par_chunks(ROWS * width))
         .zip(rstd.par_chunks(ROWS * count))
-        .for_each(|(((dx, x), dy), rstd)| {
-            let rows = dx.chunks_mut(width).zip(x.chunks(width));
-            for (((dx, x), dy), rstd) in rows.zip(dy.chunks(width)).zip(rstd.chunks(count)) {
+        .for_each(|((d, x), rstd)| {
+            for ((d, x), rstd) in d.chunks_mut(width).zip(x.chunks(width)).zip(rstd.chunks(count)) {
                 for head in 0..count {
                     let at = head * dim..(head + 1) * dim;
                     let weight = weights.of(&heads, head);
-                    let (dy, x) = (&dy[at.clone()], &x[at.clone()]);
-                    norm_head_grad(dy, x, weight, rstd[head], &mut dx[at]);
+                    norm_head_grad(&x[at.clone()], weight, rstd[head], &mut d[at]);
                 }
-                dx[count * dim..].copy_from_slice(&dy[count * dim..]);
             }
         });
 }
@@ -178,33 +204,16 @@ pub fn rotary_table(frequencies: &RotaryFrequencies, positions: &[i32], table: &
     );
 }
 
-/// Rotates the first `2 · pairs` elements of each query and key head. The rest is copied.
-pub fn rotary<E: Element>(
-    heads: HeadLayout,
-    direction: RotaryDirection,
-    qkv: &[E],
-    (table, pairs): (&[f32], usize),
-    y: &mut [E],
-) {
-    let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
-    let turned = 2 * pairs;
-    let sign = match direction {
-        RotaryDirection::Forward => 1.0,
-        RotaryDirection::Inverse => -1.0,
-    };
-    y.par_chunks_mut(ROWS * width)
-        .zip(qkv.par_chunks(ROWS * width))
-        .zip(table.par_chunks(ROWS * turned))
-        .for_each(|((y, x), table)| {
-            let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(table.chunks(turned));
-            for ((y, x), table) in rows {
-                for head in 0..count {
-                    let at = head * dim..head * dim + turned;
-                    rotate_head(&x[at.clone()], table, sign, &mut y[at]);
-                    let rest = head * dim + turned..(head + 1) * dim;
-                    y[rest.clone()].copy_from_slice(&x[rest]);
-                }
-                y[count * dim..].copy_from_slice(&x[count * dim..]);
+/// Copies rows, and rotates their query and key heads if there are `angles`.
+pub fn rotary<E: Element>(heads: HeadLayout, angles: Option<Angles<'_>>, qkv: &[E], y: &mut [E]) {
+    let width = heads.qkv_width();
+    y.par_chunks_mut(ROWS * width).zip(qkv.par_chunks(ROWS * width)).enumerate().for_each(
+        |(part, (y, x))| {
+            y.copy_from_slice(x);
+            let Some(angles) = angles else { return };
+            for (row, y) in y.chunks_mut(width).enumerate() {
+                angles.rotate(&heads, part * ROWS + row, y);
             }
-        });
+        },
+    );
 }

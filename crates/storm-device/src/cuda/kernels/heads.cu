@@ -10,16 +10,79 @@ __device__ inline Row<T> head_of(T* tensor, i64 row, int heads, int head, int di
     return {tensor + (row * heads + head) * dim, dim, dim % PACK == 0};
 }
 
-/// A block per row; `lanes`, a power of two up to 32, times 8 is at least `dim`.
+// ---- rotation -----------------------------------------------------------------------------------
+
+/// Both elements of a rotated pair. Roundings are explicit, so that they are the same in all kernels.
+__device__ inline float turned_low(float low, float high, float cosine, float sine) {
+    return __fmaf_rn(low, cosine, -__fmul_rn(high, sine));
+}
+__device__ inline float turned_high(float low, float high, float cosine, float sine) {
+    return __fmaf_rn(high, cosine, __fmul_rn(low, sine));
+}
+
+/// Cosines and sines of eight pairs of a row.
+struct Angles {
+    float cosine[PACK], sine[PACK];
+};
+
+/// Those of pairs `place .. place + 8` of a row of a table (rows, pairs, 2). `sign` is −1 to turn back.
+__device__ inline Angles angles_of(const float* table, i64 row, int pairs, int place, float sign) {
+    float both[2][PACK]; // cosine, sine, cosine, …
+    const Row<const float> angles = {table + row * 2 * pairs, 2 * pairs, pairs % PACK == 0};
+    read8(angles, 2 * place, both[0]);
+    read8(angles, 2 * place + PACK, both[1]);
+    Angles found;
+#pragma unroll
+    for (int j = 0; j < PACK; j++) {
+        found.cosine[j] = both[j / 4][2 * j % 8];
+        found.sine[j] = sign * both[j / 4][2 * j % 8 + 1];
+    }
+    return found;
+}
+
+/// The lanes that share a head which is rotated: the first `half` have the first elements of pairs,
+/// as many after them the second, and what comes then stays.
+struct Turn {
+    int lane, half, lanes;
+
+    __device__ bool is_low() const { return lane < half; }
+    __device__ bool turns() const { return lane < 2 * half; }
+
+    /// The angles of this lane's pairs.
+    __device__ Angles angles(const float* table, i64 row, float sign) const {
+        return angles_of(table, row, half * PACK, (is_low() ? lane : lane - half) * PACK, sign);
+    }
+
+    /// Rotates if `wanted`. All threads of a warp call it, since pairs are exchanged.
+    __device__ void turn(float (&x)[PACK], const Angles& angles, bool wanted) const {
+        const int partner = is_low() ? lane + half : lane - half;
+#pragma unroll
+        for (int j = 0; j < PACK; j++) {
+            const float other = __shfl_sync(ALL_LANES, x[j], partner, lanes);
+            if (!wanted || !turns()) continue;
+            x[j] = is_low() ? turned_low(x[j], other, angles.cosine[j], angles.sine[j])
+                            : turned_high(other, x[j], angles.cosine[j], angles.sine[j]);
+        }
+    }
+};
+
+// ---- kernels ------------------------------------------------------------------------------------
+
+/// A block per row; `lanes`, a power of two up to 32, times 8 is at least `dim`. With `half` > 0,
+/// query and key heads are rotated by table (rows, 8 · half, 2) after they were rounded.
 extern "C" __global__ void __launch_bounds__(256)
-    qk_norm(const E* qkv, const E* query_weight, const E* key_weight, E* y, float* rstd,
-            int query_heads, int key_heads, int dim, int lanes, float epsilon) {
+    qk_norm(const E* qkv, const E* query_weight, const E* key_weight, const float* table, E* y,
+            float* rstd, int query_heads, int key_heads, int dim, int lanes, int half,
+            float epsilon) {
     take_turn();
     const i64 row = blockIdx.x;
     const int normed = query_heads + key_heads, heads = normed + key_heads;
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
     const int lane = threadIdx.x % lanes, place = lane * PACK;
     const float per_element = 1.0f / float(dim);
+    const Turn turn = {lane, half, lanes};
+    Angles angles = {};
+    if (turn.turns()) angles = turn.angles(table, row, 1.0f);
     // All threads stay in the loop: the sums are over neighbours.
     for (int start = 0; start < heads; start += groups) {
         const int head = start + group;
@@ -30,8 +93,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int j = 0; j < PACK; j++) squares += x[j] * x[j];
         const float variance = per_element * lanes_sum(squares, lanes);
-        if (!active) continue;
-        if (head < normed) {
+        if (active && head < normed) {
             const float inverse = 1.0f / sqrtf(variance + epsilon);
             float weight[PACK];
             read8(row_of(head < query_heads ? query_weight : key_weight, 0, dim), place, weight);
@@ -39,7 +101,11 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int j = 0; j < PACK; j++) x[j] = x[j] * inverse * weight[j];
             if (lane == 0) rstd[row * normed + head] = inverse;
         }
-        write8(head_of(y, row, heads, head, dim), place, x);
+        if (half > 0) {
+            unpack(packed<E>(x), x);
+            turn.turn(x, angles, head < normed);
+        }
+        if (active) write8(head_of(y, row, heads, head, dim), place, x);
     }
 }
 
@@ -47,11 +113,13 @@ extern "C" __global__ void __launch_bounds__(256)
 constexpr int HEADS_AT_ONCE = 4;
 
 /// A block per `rows_per_block` rows: dx, and where `partials` (blocks, 2·dim) is not null, the
-/// sums over these rows that the gradients of query weight and key weight are made of.
+/// sums over these rows that the gradients of query weight and key weight are made of. With `half` >
+/// 0, `dy` is turned back and rounded first. `dx` may be `dy`.
 extern "C" __global__ void __launch_bounds__(256)
     qk_norm_grad(const E* dy, const E* qkv, const E* query_weight, const E* key_weight,
-                 const float* rstd, E* dx, float* partials, i64 rows, int rows_per_block,
-                 int query_heads, int key_heads, int dim, int lanes) {
+                 const float* table, const float* rstd, E* dx, float* partials, i64 rows,
+                 int rows_per_block, int query_heads, int key_heads, int dim, int lanes, int half) {
+    take_turn();
     __shared__ float sums[2][256 * PACK];
     const int normed = query_heads + key_heads, heads = normed + key_heads;
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
@@ -60,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const i64 first = i64(blockIdx.x) * rows_per_block;
     // The heads of all rows of the block, one row after the other.
     const int count = int(minimum(rows - first, rows_per_block)) * heads;
+    const Turn turn = {lane, half, lanes};
     float query_scale[PACK], key_scale[PACK], d_query[PACK] = {}, d_key[PACK] = {};
     read8(row_of(query_weight, 0, dim), place, query_scale);
     read8(row_of(key_weight, 0, dim), place, key_scale);
@@ -86,6 +155,13 @@ extern "C" __global__ void __launch_bounds__(256)
             float d[PACK], x[PACK];
             unpack(gradients[k], d);
             unpack(inputs[k], x);
+            if (half > 0) {
+                const bool turns = at < count && head < normed;
+                Angles angles = {};
+                if (turns && turn.turns()) angles = turn.angles(table, row, -1.0f);
+                turn.turn(d, angles, turns);
+                unpack(packed<E>(d), d);
+            }
             float along = 0.0f;
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
@@ -125,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 /// A block per row; a thread handles a pack of the first `pairs` elements of a head and their partners, `pairs`
 /// further on: `lanes` times 8 is at least `pairs`. Elements after those are copied. `sign` is −1 to
-/// turn back. table: (rows, pairs, 2).
+/// turn back. table: (rows, pairs, 2). `y` may be `qkv`.
 extern "C" __global__ void __launch_bounds__(256)
     rotary(const E* qkv, const float* table, E* y, int query_heads, int key_heads, int dim,
            int lanes, int pairs, float sign) {
@@ -135,18 +211,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
     const int place = threadIdx.x % lanes * PACK;
     if (place >= pairs || group >= groups) return;
-    float cosine[PACK], sine[PACK];
-    {
-        float both[2][PACK]; // cosine, sine, cosine, …
-        const Row<const float> angles = {table + row * 2 * pairs, 2 * pairs, pairs % PACK == 0};
-        read8(angles, 2 * place, both[0]);
-        read8(angles, 2 * place + PACK, both[1]);
-#pragma unroll
-        for (int j = 0; j < PACK; j++) {
-            cosine[j] = both[j / 4][2 * j % 8];
-            sine[j] = sign * both[j / 4][2 * j % 8 + 1];
-        }
-    }
+    const Angles angles = angles_of(table, row, pairs, place, sign);
     const int rest = dim - 2 * pairs;
     const bool aligned = pairs % PACK == 0 && rest % PACK == 0;
     for (int head = group; head < heads; head += groups) {
@@ -170,8 +235,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
             const float a = low[j], b = high[j];
-            low[j] = a * cosine[j] - b * sine[j];
-            high[j] = b * cosine[j] + a * sine[j];
+            low[j] = turned_low(a, b, angles.cosine[j], angles.sine[j]);
+            high[j] = turned_high(a, b, angles.cosine[j], angles.sine[j]);
         }
         write8(y_low, place, low);
         write8(y_high, place, high);

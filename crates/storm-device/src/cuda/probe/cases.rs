@@ -273,7 +273,7 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let qkv = b.normal(&[1, tokens, heads.qkv_width()])?;
         let (query_weight, key_weight) =
             (b.normal(&[heads.head_dim])?, b.normal(&[heads.head_dim])?);
-        Ok(Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon: 1e-6 })
+        Ok(Op::QkNorm { qkv, query_weight, key_weight, table: None, heads, epsilon: 1e-6 })
     };
     case(&head_norm)?;
     case(&|b| {
@@ -288,6 +288,7 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
             qkv,
             query_weight,
             key_weight,
+            table: None,
             rstd,
             query_accumulator: Some(b.fill(&[heads.head_dim], dtype)?),
             key_accumulator: Some(b.fill(&[heads.head_dim], dtype)?),
