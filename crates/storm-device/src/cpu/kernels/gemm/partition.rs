@@ -7,7 +7,7 @@ use super::micro::PANEL_COLS;
 
 /// Maximum rows of a tile whose sums are kept between blocks of k. It bounds the per-thread buffer
 /// of sums.
-pub(super) const TILE_ROWS_MAX: usize = 1024;
+pub(super) const TILE_ROWS_MAX: usize = 512;
 /// Maximum columns of a tile. With the depth of a block of k, it bounds the packed B, which should
 /// stay in the second-level cache.
 pub(super) const TILE_COLS_MAX: usize = 512;
