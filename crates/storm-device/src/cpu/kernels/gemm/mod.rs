@@ -8,8 +8,8 @@
 //! Structure, after BLIS: the output is divided into tiles, one task each (`partition`). A task
 //! loops over blocks of k. Per block it packs its part of B once, then packs panels of a few rows
 //! of A, a group at a time. A panel fits in the first-level cache and is multiplied with all of the
-//! packed B (`micro`). Between blocks of k, sums stay in a per-thread f32 buffer. A single row has
-//! a separate path (`row`).
+//! packed B (`micro`). Between blocks of k, sums stay in a per-thread f32 buffer. After the last, the
+//! kernels write results to C themselves if it is of f32. A single row has a separate path (`row`).
 //!
 //! Products of bf16 operands may have different sums, those of AMX (`amx/`). [`Bf16Products`]
 //! selects them.
