@@ -67,6 +67,11 @@ impl ReadRing {
         self.ring.in_flight()
     }
 
+    /// How many of them have not been submitted.
+    pub fn unsubmitted(&mut self) -> usize {
+        self.ring.unsubmitted()
+    }
+
     /// Adds a read. It starts with the next call to [`ReadRing::submit`] or [`ReadRing::wait`].
     ///
     /// # Errors

@@ -46,6 +46,11 @@ impl Ring {
         self.in_flight
     }
 
+    /// How many of them the kernel has not taken yet.
+    pub(crate) fn unsubmitted(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
     /// Registers buffers with the kernel, given as address and length, at most 1 GiB each.
     ///
     /// # Errors

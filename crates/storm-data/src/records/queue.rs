@@ -17,7 +17,13 @@ pub(super) struct ReadQueue {
     pending: VecDeque<Pending>,
     /// Sequence number of the oldest read.
     first: u64,
+    /// A read was added after the last result.
+    has_grown: bool,
 }
+
+/// One in this many reads of a full queue is submitted to the system with those before it. A call,
+/// and on virtual disks a notification, for each read would cost more than a short read itself.
+const SUBMITTED_SHARE: usize = 8;
 
 #[derive(Debug)]
 struct Pending {
@@ -49,7 +55,7 @@ impl ReadQueue {
             ring_refused.store(true, Ordering::Relaxed);
         }
         let ring_refused = Arc::clone(ring_refused);
-        ReadQueue { ring, ring_refused, pending: VecDeque::new(), first: 0 }
+        ReadQueue { ring, ring_refused, pending: VecDeque::new(), first: 0, has_grown: false }
     }
 
     /// How many reads can be in flight at once.
@@ -87,13 +93,19 @@ impl ReadQueue {
             _ => State::Waiting(buffer),
         };
         self.pending.push_back(Pending { shard: Arc::clone(shard), at, bytes, state });
-        if self.ring.as_mut().is_some_and(|ring| ring.submit().is_err()) {
-            self.give_up_ring();
+        self.has_grown = true;
+        let together = (self.depth() / SUBMITTED_SHARE).max(1);
+        if self.ring.as_mut().is_some_and(|ring| ring.unsubmitted() >= together) {
+            self.submit();
         }
     }
 
     /// Waits for the result of the oldest read. `None` if there is no read.
     pub(super) fn pop(&mut self) -> Option<(PageBuffer, io::Result<()>)> {
+        // Otherwise the next reads submit these, too.
+        if !std::mem::take(&mut self.has_grown) {
+            self.submit();
+        }
         self.wait_for_oldest();
         let Pending { shard, at, bytes, state } = self.pending.pop_front()?;
         self.first += 1;
@@ -108,6 +120,13 @@ impl ReadQueue {
             }
             State::InFlight { .. } => unreachable!("the oldest read was waited for"),
         })
+    }
+
+    /// Starts all reads that were added.
+    fn submit(&mut self) {
+        if self.ring.as_mut().is_some_and(|ring| ring.submit().is_err()) {
+            self.give_up_ring();
+        }
     }
 
     /// Waits for all reads and discards them.
@@ -200,6 +219,33 @@ mod tests {
             assert!(queue.ring_refused.load(Ordering::Relaxed));
             assert_eq!(queue.depth(), 1);
         }
+    }
+
+    #[test]
+    fn reads_are_submitted_together_and_none_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shard");
+        std::fs::write(&path, vec![3; PAGE_BYTES]).unwrap();
+        let shard = Arc::new(ShardFile::open(&path, Reading::Ring).unwrap());
+        let mut queue = ReadQueue::new(2 * SUBMITTED_SHARE, &Arc::default());
+        if queue.ring.is_none() || shard.direct().is_none() {
+            eprintln!("no io_uring here");
+            return;
+        }
+        let mut push = |queue: &mut ReadQueue| {
+            queue.push(&shard, 0, PAGE_BYTES, PageBuffer::new(PAGE_BYTES));
+            queue.ring.as_mut().unwrap().unsubmitted()
+        };
+        assert_eq!([(); 5].map(|()| push(&mut queue)), [1, 0, 1, 0, 1]);
+        // The first result may be there without a system call, so the last read may still be left.
+        queue.pop().unwrap().1.unwrap();
+        // Nothing was added since, so no other read would submit it.
+        queue.pop().unwrap().1.unwrap();
+        assert_eq!(queue.ring.as_mut().unwrap().unsubmitted(), 0);
+        for _ in 0..3 {
+            queue.pop().unwrap().1.unwrap();
+        }
+        assert!(queue.pop().is_none());
     }
 
     #[test]
