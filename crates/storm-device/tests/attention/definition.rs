@@ -115,8 +115,9 @@ pub(super) fn defined(attention: &Attention, inputs: &Inputs<bf16>) -> Results<b
                     for (i, element) in sums.iter().enumerate() {
                         out[place + i] = Element::from_f32(element * (1.0 / total));
                     }
-                    let delta =
-                        lane_sum(head_dim, |i| d_out(place + i) * Element::to_f32(out[place + i]));
+                    let of_query = place..place + head_dim;
+                    let d_outs = [&inputs.d_out[of_query.clone()], &out[of_query]];
+                    let delta = lane_sum(d_outs, |[d_out, out]| d_out * out);
                     for key in 0..seq {
                         let d_o = |i: usize| d_out(place + i);
                         let d_weight = sum(0.0, head_dim, d_o, |i| value_at(key, i));

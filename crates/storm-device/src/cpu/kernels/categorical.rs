@@ -91,7 +91,7 @@ fn scale_of<E: Element>(logits: &[E]) -> (f32, f32) {
 /// The sum of the lanes, in the order of [`lane_sum`].
 #[inline(always)]
 fn total(lanes: &[f32; LANES]) -> f32 {
-    lane_sum(LANES, |lane| lanes[lane])
+    lane_sum([&lanes[..]], |[lane]| lane)
 }
 
 simd_dispatch! {
@@ -217,10 +217,7 @@ pub fn divergence<E: Element>(
     let step = width.max(1);
     let rows = posterior.par_chunks(step).zip(prior.par_chunks(step));
     out.par_iter_mut().zip(rows).for_each(|(out, (posterior, prior))| {
-        let sum = lane_sum(width, |at| {
-            let (q, p) = (posterior[at].to_f32(), prior[at].to_f32());
-            q * (q / p).ln()
-        });
+        let sum = lane_sum([posterior, prior], |[q, p]| q * (q / p).ln());
         *out = if sum < free { free } else { sum };
     });
 }

@@ -51,7 +51,7 @@ simd_dispatch! {
         for lane in lanes {
             max = if max >= lane { max } else { lane };
         }
-        (max, lane_sum(logits.len(), |i| exp(logits[i].to_f32() - max)))
+        (max, lane_sum([logits], |[x]| exp(x - max)))
     }
 
     fn to_gradient[E: Element](logits: &mut [E], log_sum: f32, spread: f32, scale: f32) {
@@ -61,7 +61,7 @@ simd_dispatch! {
     }
 
     fn average[E: Element](logits: &[E]) -> f32 {
-        lane_sum(logits.len(), |i| logits[i].to_f32()) / logits.len() as f32
+        lane_sum([logits], |[x]| x) / logits.len() as f32
     }
 }
 

@@ -74,14 +74,11 @@ simd_dispatch! {
         let (dy, x, weight) = (&row.dy[..width], &row.x[..width], &row.weight[..width]);
         let (mean, rstd) = (row.mean, row.rstd);
         let scale = 1.0 / width as f32;
-        let along = scale * lane_sum(width, |i| {
-            dy[i].to_f32() * weight[i].to_f32() * ((x[i].to_f32() - mean) * rstd)
-        });
+        let along = scale
+            * lane_sum([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd));
         let offset = match kind {
             NormKind::Rms => 0.0,
-            NormKind::Layer => {
-                scale * lane_sum(width, |i| dy[i].to_f32() * weight[i].to_f32())
-            }
+            NormKind::Layer => scale * lane_sum([dy, weight], |[dy, weight]| dy * weight),
         };
         let gradient = |i: usize| {
             let normalized = (x[i].to_f32() - mean) * rstd;
@@ -132,11 +129,11 @@ pub(super) fn statistics<E: Element>(x: &[E], kind: NormKind, epsilon: f32) -> (
     let scale = 1.0 / x.len() as f32;
     let mean = match kind {
         NormKind::Rms => 0.0,
-        NormKind::Layer => scale * lane_sum(x.len(), |i| x[i].to_f32()),
+        NormKind::Layer => scale * lane_sum([x], |[x]| x),
     };
     let variance = scale
-        * lane_sum(x.len(), |i| {
-            let centered = x[i].to_f32() - mean;
+        * lane_sum([x], |[x]| {
+            let centered = x - mean;
             centered * centered
         });
     (mean, 1.0 / (variance + epsilon).sqrt())

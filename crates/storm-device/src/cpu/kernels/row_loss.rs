@@ -11,8 +11,9 @@ const ROWS: usize = 64;
 /// Half the squared distance of each row from its target.
 pub fn squared_error<E: Element>(width: usize, x: &[E], target: &[E], out: &mut [f32]) {
     let row = |row: usize| {
-        lane_sum(width, |at| {
-            let off = x[row * width + at].to_f32() - target[row * width + at].to_f32();
+        let place = row * width..(row + 1) * width;
+        lane_sum([&x[place.clone()], &target[place]], |[x, target]| {
+            let off = x - target;
             off * off
         })
     };

@@ -6,6 +6,7 @@
 //! versions give the same bits. For a fused multiply-add, a body uses `f32::mul_add`. It is fused
 //! everywhere, by a slow library call where the hardware has no such instruction.
 
+use super::element::Element;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// An instruction set for which the kernels are compiled.
@@ -127,21 +128,43 @@ macro_rules! simd_dispatch {
 /// Lanes of a vectorized reduction. Part of the semantics: it fixes the order of the additions.
 pub const LANES: usize = 16;
 
-/// Σ f(i) for i in 0..n in a fixed order that vectorizes: lane `l` sums i ≡ l (mod 16) in order,
-/// then the lanes are added pairwise.
+/// Σ f(elements) over operands of the same length, one element of each at a time, in a fixed order
+/// that vectorizes: lane `l` sums the elements i ≡ l (mod 16) in order, then the lanes are added
+/// pairwise.
+///
+/// # Panics
+/// If the lengths differ.
 #[inline(always)]
-pub fn lane_sum(n: usize, mut f: impl FnMut(usize) -> f32) -> f32 {
+pub fn lane_sum<E: Element, const N: usize>(
+    operands: [&[E]; N],
+    mut f: impl FnMut([f32; N]) -> f32,
+) -> f32 {
+    let length = operands.first().map_or(0, |operand| operand.len());
+    assert!(operands.iter().all(|operand| operand.len() == length), "lengths differ");
     let mut lanes = [0.0f32; LANES];
-    let whole = n / LANES * LANES;
-    let mut start = 0;
-    while start < whole {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += f(start + lane);
+    let parts = operands.map(|operand| operand.as_chunks::<LANES>());
+    for at in 0..length / LANES {
+        // Whole vectors are read before f is applied: bounds of elements that are read one by one
+        // are checked, which keeps the compiler from using vectors.
+        let mut vectors = [[0.0f32; LANES]; N];
+        for (vector, (whole, _)) in vectors.iter_mut().zip(parts) {
+            *vector = E::widen(whole[at]);
         }
-        start += LANES;
+        let mut terms = [0.0f32; LANES];
+        for (lane, term) in terms.iter_mut().enumerate() {
+            // Not `map`, which the compiler does not turn into vectors here.
+            let mut elements = [0.0f32; N];
+            for (element, vector) in elements.iter_mut().zip(&vectors) {
+                *element = vector[lane];
+            }
+            *term = f(elements);
+        }
+        for (sum, term) in lanes.iter_mut().zip(terms) {
+            *sum += term;
+        }
     }
-    for (lane, sum) in lanes[..n - whole].iter_mut().enumerate() {
-        *sum += f(whole + lane);
+    for (at, sum) in lanes[..length % LANES].iter_mut().enumerate() {
+        *sum += f(parts.map(|(_, rest)| rest[at].to_f32()));
     }
     let mut width = LANES / 2;
     while width > 0 {
@@ -151,4 +174,51 @@ pub fn lane_sum(n: usize, mut f: impl FnMut(usize) -> f32) -> f32 {
         width /= 2;
     }
     lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    /// The definition, one element at a time.
+    fn in_order(terms: &[f32]) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        terms.iter().enumerate().for_each(|(i, term)| lanes[i % LANES] += term);
+        let mut width = LANES / 2;
+        while width > 0 {
+            (0..width).for_each(|lane| lanes[lane] += lanes[lane + width]);
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    fn check<E: Element>(random: &mut storm_graph::random::Random) {
+        for length in [0, 1, 15, 16, 17, 31, 32, 100, 384] {
+            let mut values = || {
+                let value = |r: usize| E::from_f32(r as f32 / 997.0 - 3.0);
+                (0..length).map(|_| value(random.below(6000))).collect::<Vec<E>>()
+            };
+            let (a, b, c) = (values(), values(), values());
+            let at = |i: usize| [&a, &b, &c].map(|operand| operand[i].to_f32());
+            let terms = |f: fn([f32; 3]) -> f32| (0..length).map(|i| f(at(i))).collect::<Vec<_>>();
+            let f: fn([f32; 3]) -> f32 = |[a, b, c]| a * b * ((c - 0.5) * 1.1);
+            assert_eq!(lane_sum([&a, &b, &c], f).to_bits(), in_order(&terms(f)).to_bits());
+            let squares = in_order(&terms(|[a, ..]| a * a));
+            assert_eq!(lane_sum([&a], |[a]| a * a).to_bits(), squares.to_bits());
+        }
+    }
+
+    #[test]
+    fn sums_of_lanes_have_the_order_of_their_definition() {
+        let mut random = storm_graph::random::Random(7);
+        check::<f32>(&mut random);
+        check::<bf16>(&mut random);
+    }
+
+    #[test]
+    #[should_panic(expected = "lengths differ")]
+    fn operands_of_different_lengths_are_refused() {
+        lane_sum([&[1.0f32; 16][..], &[1.0; 17]], |[a, b]| a * b);
+    }
 }

@@ -8,11 +8,11 @@ use storm_graph::SUM_BLOCK;
 
 simd_dispatch! {
     fn sum_block[E: Element](x: &[E]) -> f32 {
-        lane_sum(x.len(), |i| x[i].to_f32())
+        lane_sum([x], |[x]| x)
     }
 
     fn square_block[E: Element](x: &[E]) -> f32 {
-        lane_sum(x.len(), |i| x[i].to_f32() * x[i].to_f32())
+        lane_sum([x], |[x]| x * x)
     }
 }
 

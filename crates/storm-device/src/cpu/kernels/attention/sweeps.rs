@@ -15,8 +15,7 @@ use crate::simd_dispatch;
 simd_dispatch! {
     /// Σ a·b in the fixed order of [`lane_sum`].
     fn dot[T: Element](a: &[T], b: &[T]) -> f32 {
-        let b = &b[..a.len()];
-        lane_sum(a.len(), |i| a[i].to_f32() * b[i].to_f32())
+        lane_sum([a, b], |[a, b]| a * b)
     }
 }
 
