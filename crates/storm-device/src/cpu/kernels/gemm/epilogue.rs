@@ -126,7 +126,7 @@ impl<C: Element> Epilogue<'_, C> {
     /// The tile must be inside C, and no other thread may touch that part of C.
     pub(super) unsafe fn store(
         &self,
-        sums: &mut [f32],
+        sums: &[f32],
         width: usize,
         bias: Option<&[f32]>,
         (row, col): (usize, usize),
@@ -167,7 +167,7 @@ struct Terms<'a, C> {
 
 simd_dispatch! {
     /// The rows of [`Epilogue::store`], whose caller guarantees all addresses.
-    fn store_rows[C: Element](sums: &mut [f32], width: usize, terms: Terms<C>, part: Part<C>) {
+    fn store_rows[C: Element](sums: &[f32], width: usize, terms: Terms<C>, part: Part<C>) {
         // With a constant width, loops over columns compile to a few vector operations.
         if width == PANEL_COLS {
             each_row(sums, PANEL_COLS, terms, part);
@@ -178,10 +178,8 @@ simd_dispatch! {
 }
 
 #[inline(always)]
-fn each_row<C: Element>(sums: &mut [f32], width: usize, terms: Terms<C>, part: Part<C>) {
-    let bias = terms.bias.map(|bias| &bias[..width]);
-    for (r, sums) in sums.chunks_exact_mut(PANEL_COLS).enumerate() {
-        let sums = &mut sums[..width];
+fn each_row<C: Element>(sums: &[f32], width: usize, terms: Terms<C>, part: Part<C>) {
+    for (r, sums) in sums.chunks_exact(PANEL_COLS).enumerate() {
         let addend = terms.addend.map(|addend| {
             // SAFETY: `check` proved that the addend has C's shape and contiguous rows.
             unsafe { std::slice::from_raw_parts(addend.first.add(r * addend.row_stride), width) }
@@ -189,53 +187,69 @@ fn each_row<C: Element>(sums: &mut [f32], width: usize, terms: Terms<C>, part: P
         let start = part.first + r * part.row_stride;
         // SAFETY: the caller of `store` guarantees that no other thread accesses this part of C.
         let out = unsafe { part.c.piece(start..start + width) };
-        store_row(sums, terms.scale, bias, addend, terms.accumulate, out);
+        store_row(&sums[..width], terms, addend, out);
     }
 }
 
-/// Stores one row.
+/// Stores one row: whole vectors, then the rest one by one.
 #[inline(always)]
-fn store_row<C: Element>(
-    sums: &mut [f32],
-    scale: f32,
-    bias: Option<&[f32]>,
+fn store_row<C: Element>(sums: &[f32], terms: Terms<C>, addend: Option<&[C]>, out: &mut [C]) {
+    let whole = sums.len() / VECTOR * VECTOR;
+    for at in (0..whole).step_by(VECTOR) {
+        store_vector(vector(sums, at), terms, addend, out, at);
+    }
+    for at in whole..sums.len() {
+        let mut sum = sums[at] * terms.scale;
+        if let Some(bias) = terms.bias {
+            sum += bias[at];
+        }
+        if let Some(addend) = addend {
+            sum += addend[at].to_f32();
+        }
+        if terms.accumulate == Accumulate::Add {
+            sum += out[at].to_f32();
+        }
+        out[at] = C::from_f32(sum);
+    }
+}
+
+/// Elements of a vector.
+const VECTOR: usize = 16;
+
+/// The vector at this place.
+#[inline(always)]
+fn vector<T: Copy>(values: &[T], at: usize) -> [T; VECTOR] {
+    *values[at..].first_chunk().expect("a whole vector")
+}
+
+/// Stores a vector at this place of a row. Sums stay in a register: loops that add terms to sums in
+/// memory would not be vectorized.
+#[inline(always)]
+fn store_vector<C: Element>(
+    mut sums: [f32; VECTOR],
+    terms: Terms<C>,
     addend: Option<&[C]>,
-    accumulate: Accumulate,
     out: &mut [C],
+    at: usize,
 ) {
-    if scale != 1.0 {
-        for sum in sums.iter_mut() {
-            *sum *= scale;
-        }
+    if terms.scale != 1.0 {
+        sums = sums.map(|sum| sum * terms.scale);
     }
-    if let Some(bias) = bias {
-        for (sum, bias) in sums.iter_mut().zip(bias) {
-            *sum += *bias;
-        }
-    }
-    if let Some(addend) = addend {
-        add(sums, addend);
-    }
-    if accumulate == Accumulate::Add {
-        add(sums, out);
-    }
-    for (sum, out) in sums.iter().zip(out) {
-        *out = C::from_f32(*sum);
-    }
-}
-
-/// Adds terms to sums. A vector of terms is read before sums are written. Otherwise the compiler adds
-/// one element at a time, because a sum might be a term.
-#[inline(always)]
-fn add<C: Element>(sums: &mut [f32], terms: &[C]) {
-    let (sums, last_sums) = sums.as_chunks_mut::<16>();
-    let (terms, last_terms) = terms.as_chunks::<16>();
-    for (sums, terms) in sums.iter_mut().zip(terms) {
-        for (sum, term) in sums.iter_mut().zip(C::widen(*terms)) {
+    let mut add = |terms: [f32; VECTOR]| {
+        for (sum, term) in sums.iter_mut().zip(terms) {
             *sum += term;
         }
+    };
+    if let Some(bias) = terms.bias {
+        add(vector(bias, at));
     }
-    for (sum, term) in last_sums.iter_mut().zip(last_terms) {
-        *sum += term.to_f32();
+    if let Some(addend) = addend {
+        add(C::widen(vector(addend, at)));
+    }
+    if terms.accumulate == Accumulate::Add {
+        add(C::widen(vector(out, at)));
+    }
+    for (out, sum) in out[at..at + VECTOR].iter_mut().zip(sums) {
+        *out = C::from_f32(sum);
     }
 }
