@@ -29,6 +29,16 @@ unsafe fn kernel<const R: usize>(tile: &Tile) {
     }
 }
 
+/// Prefetches 32 columns.
+#[inline(always)]
+fn prefetch_row(row: *const f32) {
+    // SAFETY: prefetching has no effect but on caches.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(row.cast());
+        _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(16).cast());
+    }
+}
+
 /// # Safety
 /// See [`super::micro::Kernel`].
 #[inline]
@@ -47,17 +57,47 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
         }
         let mut a = tile.a;
         let mut b = tile.b;
-        for _ in 0..k {
-            let b0 = _mm512_loadu_ps(b);
-            let b1 = _mm512_loadu_ps(b.add(16));
-            for (r, sum) in sums.iter_mut().enumerate() {
-                let offset = if UNIT_ROWS { r } else { r * a_row };
-                let value = _mm512_set1_ps(*a.add(offset));
-                sum.0 = _mm512_fmadd_ps(value, b0, sum.0);
-                sum.1 = _mm512_fmadd_ps(value, b1, sum.1);
+        // A macro: sums that a closure captured would be kept in memory.
+        macro_rules! step {
+            () => {
+                let b0 = _mm512_loadu_ps(b);
+                let b1 = _mm512_loadu_ps(b.add(16));
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let offset = if UNIT_ROWS { r } else { r * a_row };
+                    let value = _mm512_set1_ps(*a.add(offset));
+                    sum.0 = _mm512_fmadd_ps(value, b0, sum.0);
+                    sum.1 = _mm512_fmadd_ps(value, b1, sum.1);
+                }
+                a = a.wrapping_add(a_k);
+                b = b.wrapping_add(b_k);
+            };
+        }
+        // Results, and the sums from which the next tile starts, are farther away than operands. They
+        // are prefetched a row at a time: only a few lines can be on their way at once, and operands
+        // need some of these.
+        let pairs = k / R / 2;
+        for r in 0..R {
+            if let Some(finish) = &tile.finish {
+                prefetch_row(finish.out.wrapping_add(r * finish.out_row));
+                if !finish.addend.is_null() {
+                    prefetch_row(finish.addend.wrapping_add(r * finish.addend_row));
+                }
             }
-            a = a.wrapping_add(a_k);
-            b = b.wrapping_add(b_k);
+            if tile.resume {
+                prefetch_row(c.wrapping_add((R + r) * c_row));
+            }
+            for _ in 0..pairs {
+                step!();
+                step!();
+            }
+        }
+        let left = k - 2 * pairs * R;
+        for _ in 0..left / 2 {
+            step!();
+            step!();
+        }
+        if left % 2 == 1 {
+            step!();
         }
         let (mut out, mut out_row) = (c, c_row);
         if let Some(finish) = &tile.finish {

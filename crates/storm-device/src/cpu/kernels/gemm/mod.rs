@@ -6,10 +6,11 @@
 //! does not affect the result: it has the bits of three nested loops.
 //!
 //! Structure, after BLIS: the output is divided into tiles, one task each (`partition`). A task
-//! loops over blocks of k. Per block it packs its part of B once, then packs panels of a few rows
-//! of A, a group at a time. A panel fits in the first-level cache and is multiplied with all of the
-//! packed B (`micro`). Between blocks of k, sums stay in a per-thread f32 buffer. After the last, the
-//! kernels write results to C themselves if it is of f32. A single row has a separate path (`row`).
+//! loops over blocks of k. Per block it packs its part of B once, then panels of a few rows of A, a
+//! group at a time. Each panel of B is multiplied with the whole group (`micro`), so B is read from
+//! afar once per group, and the group from the second-level cache. Between blocks of k, sums stay in
+//! a per-thread f32 buffer. After the last, the kernels write results to C themselves if it is of
+//! f32. A single row has a separate path (`row`).
 //!
 //! Products of bf16 operands may have different sums, those of AMX (`amx/`). [`Bf16Products`]
 //! selects them.
@@ -46,18 +47,19 @@ pub use epilogue::{Accumulate, Bias, Epilogue};
 pub use matrix::{Matrix, MatrixMut};
 use micro::{Kernels, PANEL_COLS, PANEL_ROWS_MAX, Panels, Tile};
 use pack::{LANES, Source, Strip, pack};
-use partition::{Limits, Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
+use partition::{Limits, Partition, TILE_COLS_MAX};
 pub use products::Bf16Products;
 
-/// Maximum length of a block of k. A packed panel of A of this depth (24 KiB) stays in a
-/// first-level cache, and a packed B (768 KiB) in a second-level cache.
+/// Maximum length of a block of k. Packed groups of A of this depth (192 KiB) and a panel of B
+/// (48 KiB) stay in a second-level cache.
 const K_BLOCK_MAX: usize = 384;
 
 /// Below this many multiply-adds, a second thread costs more time than it saves.
 const PARALLEL_MIN: usize = 1 << 16;
 
-/// A core does 32 multiply-adds per cycle. Packing one element takes about a third of a cycle.
-const LIMITS: Limits = Limits { rows_max: TILE_ROWS_MAX, pack_cost: 10 };
+/// Cost of packing one element, in multiply-adds: a core does 32 per cycle, and packing takes about
+/// a third of a cycle.
+const PACK_COST: usize = 10;
 
 /// Row panels of A packed together: enough to use whole cache lines of a transposed A while they
 /// are in the cache.
@@ -66,7 +68,9 @@ const GROUP_PANELS: usize = 8;
 const PACKED_A_LEN: usize = GROUP_PANELS * PANEL_ROWS_MAX * K_BLOCK_MAX;
 const PACKED_B_LEN: usize = TILE_COLS_MAX
     * if K_BLOCK_MAX > amx::K_BLOCK_MAX / 2 { K_BLOCK_MAX } else { amx::K_BLOCK_MAX / 2 };
-const SUMS_LEN: usize = TILE_ROWS_MAX * TILE_COLS_MAX;
+
+/// Sums of a task that are kept between blocks of k.
+const SUMS_LEN: usize = 512 * 512;
 
 /// Elements of a thread's buffers.
 pub(in crate::cpu) const SCRATCH_LEN: usize =
@@ -106,7 +110,8 @@ fn gemm_with<A: Element, B: Element, C: Element>(
     if problem.run_row(n, threads).is_some() {
         return;
     }
-    let partition = Partition::new(m, n, threads, LIMITS);
+    let limits = Limits::of_depth(problem.k, K_BLOCK_MAX, PACK_COST);
+    let partition = Partition::new(m, n, threads, limits);
     let run_tile = |index| {
         let (rows, cols) = partition.tile(index);
         SCRATCH.with_borrow_mut(|scratch| problem.run_tile(rows, cols, scratch));
@@ -116,6 +121,19 @@ fn gemm_with<A: Element, B: Element, C: Element>(
     } else {
         (0..partition.len()).into_par_iter().with_max_len(1).for_each(run_tile);
     }
+}
+
+/// The products of a task over one block of k.
+struct Pass<'a> {
+    /// Length of the block.
+    depth: usize,
+    is_first: bool,
+    is_last: bool,
+    /// The upper left corner of the task's part of C.
+    corner: (usize, usize),
+    cols: usize,
+    /// For each of these columns.
+    bias: Option<&'a [f32]>,
 }
 
 /// A checked call.
@@ -152,63 +170,80 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
         let [packed_a, packed_b, sums, bias] =
             scratch.split([PACKED_A_LEN, PACKED_B_LEN, SUMS_LEN, TILE_COLS_MAX]);
         let bias = self.epilogue.widen_bias(cols.clone(), bias);
-        let kernels = Kernels::current();
-        let panels = Panels::new(rows.len(), kernels.by_rows.len());
-        let col_panels = cols.len().div_ceil(PANEL_COLS);
+        let panels = Panels::new(rows.len(), Kernels::current().by_rows.len());
         // At least one block, so that K = 0 gives zeros.
         let k_blocks = self.k.div_ceil(K_BLOCK_MAX).max(1);
         for k_block in 0..k_blocks {
             let k = self.k * k_block / k_blocks..self.k * (k_block + 1) / k_blocks;
-            let depth = k.len();
+            let pass = Pass {
+                depth: k.len(),
+                is_first: k_block == 0,
+                is_last: k_block + 1 == k_blocks,
+                corner: (rows.start, cols.start),
+                cols: cols.len(),
+                bias,
+            };
             self.pack_b(k.clone(), cols.clone(), packed_b);
-            for panel in 0..panels.count {
-                let in_group = panel % GROUP_PANELS;
-                if in_group == 0 {
-                    let group = panel..panels.count.min(panel + GROUP_PANELS);
-                    self.pack_a(rows.start, panels, group, k.clone(), packed_a);
-                }
-                let panel_rows = panels.rows(panel);
-                let (first, height) = (panel_rows.start, panel_rows.len());
-                let a = &packed_a[in_group * PANEL_ROWS_MAX * depth..][..PANEL_ROWS_MAX * depth];
-                for col_panel in 0..col_panels {
-                    // A tile of sums is contiguous. With a single block of k, sums need not be
-                    // kept, so all tiles share one place in the first-level cache.
-                    let place = match k_blocks {
-                        1 => 0,
-                        _ => (first * col_panels + col_panel * height) * PANEL_COLS,
-                    };
-                    let sums = &mut sums[place..place + height * PANEL_COLS];
-                    let first_col = col_panel * PANEL_COLS;
-                    let width = PANEL_COLS.min(cols.len() - first_col);
-                    let bias = bias.map(|bias| &bias[first_col..]);
-                    let corner = (rows.start + first, cols.start + first_col);
-                    let c = (self.c, self.c_row_stride);
-                    let is_last = k_block + 1 == k_blocks;
-                    let finish = match is_last && width == PANEL_COLS {
-                        true => self.epilogue.finish(height, bias, corner, c),
-                        false => None,
-                    };
-                    let b = &packed_b[col_panel * PANEL_COLS * depth..][..PANEL_COLS * depth];
-                    let tile = Tile {
-                        k: depth,
-                        a: a.as_ptr(),
-                        a_row: 1,
-                        a_k: PANEL_ROWS_MAX,
-                        b: b.as_ptr(),
-                        b_k: PANEL_COLS,
-                        c: sums.as_mut_ptr(),
-                        c_row: PANEL_COLS,
-                        resume: k_block > 0,
-                        finish,
-                    };
-                    // SAFETY: A and B are packed for `depth` steps, the sums and what `finish`
-                    // writes, in the task's own part of C, have `height` rows, and this machine can
-                    // run the kernels of `Kernels::current`.
-                    unsafe { (kernels.by_rows[height - 1])(&tile) };
-                    if is_last && finish.is_none() {
-                        // SAFETY: the tile is inside the task's own part of C.
-                        unsafe { self.epilogue.store(sums, width, bias, corner, c) };
-                    }
+            // Sums lie in the order in which tiles are computed.
+            let mut rest = &mut sums[..];
+            for first in (0..panels.count).step_by(GROUP_PANELS) {
+                let group = first..panels.count.min(first + GROUP_PANELS);
+                self.pack_a(rows.start, panels, group.clone(), k.clone(), packed_a);
+                self.multiply_group(&pass, panels, group, (packed_a, packed_b), &mut rest);
+            }
+        }
+    }
+
+    /// Multiplies a packed group of row panels of A with the packed B. Takes its sums from `sums`.
+    fn multiply_group(
+        &self,
+        pass: &Pass,
+        panels: Panels,
+        group: Range<usize>,
+        (packed_a, packed_b): (&[f32], &[f32]),
+        sums: &mut &mut [f32],
+    ) {
+        let kernels = Kernels::current();
+        let b_panels = packed_b.chunks(PANEL_COLS * pass.depth.max(1));
+        for (first_col, b) in (0..pass.cols).step_by(PANEL_COLS).zip(b_panels) {
+            let width = PANEL_COLS.min(pass.cols - first_col);
+            let bias = pass.bias.map(|bias| &bias[first_col..]);
+            let a_panels = packed_a.chunks(PANEL_ROWS_MAX * pass.depth.max(1));
+            for (panel, a) in group.clone().zip(a_panels) {
+                let rows = panels.rows(panel);
+                let corner = (pass.corner.0 + rows.start, pass.corner.1 + first_col);
+                let c = (self.c, self.c_row_stride);
+                // Sums of a single block of k need not be kept, so all tiles share one place in the
+                // first-level cache.
+                let tile_sums = match pass.is_first && pass.is_last {
+                    true => &mut sums[..rows.len() * PANEL_COLS],
+                    false => sums.split_off_mut(..rows.len() * PANEL_COLS).expect("room"),
+                };
+                let finish = match pass.is_last && width == PANEL_COLS {
+                    true => self.epilogue.finish(rows.len(), bias, corner, c),
+                    false => None,
+                };
+                assert!(a.len() >= PANEL_ROWS_MAX * pass.depth);
+                assert!(b.len() >= PANEL_COLS * pass.depth);
+                let tile = Tile {
+                    k: pass.depth,
+                    a: a.as_ptr(),
+                    a_row: 1,
+                    a_k: PANEL_ROWS_MAX,
+                    b: b.as_ptr(),
+                    b_k: PANEL_COLS,
+                    c: tile_sums.as_mut_ptr(),
+                    c_row: PANEL_COLS,
+                    resume: !pass.is_first,
+                    finish,
+                };
+                // SAFETY: A and B are packed for `depth` steps, the sums and what `finish` writes,
+                // in the task's own part of C, have as many rows as the kernel, and this machine
+                // can run the kernels of `Kernels::current`.
+                unsafe { (kernels.by_rows[rows.len() - 1])(&tile) };
+                if pass.is_last && finish.is_none() {
+                    // SAFETY: the tile is inside the task's own part of C.
+                    unsafe { self.epilogue.store(tile_sums, width, bias, corner, c) };
                 }
             }
         }

@@ -39,13 +39,14 @@ pub(super) const K_BLOCK_MAX: usize = 1024;
 const A_ROW: usize = K_BLOCK_MAX + STEP;
 const PANEL_A_LEN: usize = ROWS * A_ROW;
 
-/// Maximum rows of a task whose sums are complete after a single block of k.
-const ROWS_MAX: usize = 4096;
+/// Row panels of A packed together: those of a transposed A share cache lines, or neighbors of them.
+const GROUP_PANELS: usize = 2;
 
 /// Cost of packing one element, in multiply-adds.
 const PACK_COST: usize = 100;
 
-const _: () = assert!(K_BLOCK_MAX.is_multiple_of(STEP) && PANEL_A_LEN <= 2 * PACKED_A_LEN);
+const _: () =
+    assert!(K_BLOCK_MAX.is_multiple_of(STEP) && GROUP_PANELS * PANEL_A_LEN <= 2 * PACKED_A_LEN);
 const _: () = assert!(TILE_COLS_MAX * K_BLOCK_MAX <= 2 * PACKED_B_LEN);
 const _: () = assert!(COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS);
 
@@ -59,8 +60,7 @@ pub(super) fn gemm<C: Element>(
 ) {
     let (m, n) = (c.rows(), c.cols());
     let Some(problem) = Problem::new(a, b, &mut c, epilogue) else { return };
-    let rows_max = if problem.k <= K_BLOCK_MAX { ROWS_MAX } else { super::TILE_ROWS_MAX };
-    let limits = Limits { rows_max, pack_cost: PACK_COST };
+    let limits = Limits::of_depth(problem.k, K_BLOCK_MAX, PACK_COST);
     let partition = Partition::new(m, n, threads, limits);
     let run_tile = |index| {
         let (rows, cols) = partition.tile(index);
@@ -87,12 +87,16 @@ impl<C: Element> Problem<'_, bf16, bf16, C> {
             let k = (k_block * block).min(self.k)..((k_block + 1) * block).min(self.k);
             let steps = k.len().div_ceil(STEP);
             pack_columns(self.b, k.clone(), cols.clone(), packed_b);
+            let (mut group_a, mut a_row) = (std::ptr::null(), 0);
             for panel in 0..panels {
                 let first = panel * ROWS;
-                let height = ROWS.min(rows.len() - first);
                 let first_row = rows.start + first;
-                let rows = first_row..first_row + height;
-                let (a, a_row) = rows_for_tiles(self.a, rows, k.clone(), packed_a, A_ROW);
+                if panel % GROUP_PANELS == 0 {
+                    let group = first_row..rows.end.min(first_row + GROUP_PANELS * ROWS);
+                    (group_a, a_row) = rows_for_tiles(self.a, group, k.clone(), packed_a, A_ROW);
+                }
+                let a = group_a.wrapping_add(panel % GROUP_PANELS * ROWS * a_row);
+                let height = ROWS.min(rows.len() - first);
                 for col_panel in 0..col_panels {
                     // With a single block of k, sums need not be kept, so all panels share one
                     // place in the first-level cache.

@@ -8,8 +8,8 @@ use super::pack::{LANES, Order, PIECE, pack_piece};
 use half::bf16;
 use std::ops::Range;
 
-/// The address of 32 rows of A, and their stride. They are in the matrix if tiles can be loaded
-/// from there, else packed with the stride `packed_row`.
+/// The address of rows of A, a multiple of 32 with padding, and their stride. They are in the matrix
+/// if tiles can be loaded from there, else packed with the stride `packed_row`.
 pub(super) fn rows_for_tiles(
     a: Matrix<bf16>,
     rows: Range<usize>,
@@ -17,13 +17,14 @@ pub(super) fn rows_for_tiles(
     packed: &mut [f32],
     packed_row: usize,
 ) -> (*const bf16, usize) {
-    assert!(k.len().next_multiple_of(STEP) <= packed_row && ROWS * packed_row <= 2 * packed.len());
+    assert!(k.len().next_multiple_of(STEP) <= packed_row);
+    assert!(rows.len().next_multiple_of(ROWS) * packed_row <= 2 * packed.len());
     let packed: *mut bf16 = packed.as_mut_ptr().cast();
     if k.is_empty() {
         return (packed, 0);
     }
     let start = a.at(rows.start, k.start);
-    if a.col_stride() == 1 && rows.len() == ROWS && k.len().is_multiple_of(STEP) {
+    if a.col_stride() == 1 && rows.len().is_multiple_of(ROWS) && k.len().is_multiple_of(STEP) {
         return (start, a.row_stride());
     }
     let source = Source {
@@ -36,7 +37,7 @@ pub(super) fn rows_for_tiles(
         for lane in (0..rows.len()).step_by(LANES) {
             let size = (LANES.min(rows.len() - lane), STEP.min(k.len() - step));
             // SAFETY: the piece is in the matrix, whose view was checked. By the assertion above,
-            // the buffer has room for 32 such rows.
+            // the buffer has room for all rows.
             unsafe {
                 let target = packed.add(lane * packed_row + step);
                 pack_piece(source.from(lane, step), size, Order::ByLane, target, packed_row);

@@ -111,11 +111,10 @@ unsafe fn along_lanes(source: Source<bf16>, order: Order, target: *mut bf16, tar
     use std::arch::x86_64::*;
     let mut rows = [_mm512_setzero_ps(); LANES];
     for (pair, row) in rows.iter_mut().enumerate() {
-        // Rows of A are packed panel by panel, so the processor does not foresee the next steps.
-        if order == Order::ByLane {
-            for step in [2 * pair + STEP, 2 * pair + 1 + STEP] {
-                _mm_prefetch::<_MM_HINT_T0>(source.at(0, step).cast());
-            }
+        // The piece of the next steps. The processor does not foresee it, since few lanes are packed
+        // together.
+        for step in [2 * pair + STEP, 2 * pair + 1 + STEP] {
+            _mm_prefetch::<_MM_HINT_T0>(source.at(0, step).cast());
         }
         // SAFETY: each step has 16 lanes, which are 32 bytes.
         let (even, odd) = unsafe {
