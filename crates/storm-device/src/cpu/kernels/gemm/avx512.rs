@@ -59,7 +59,8 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
         let mut b = tile.b;
         // A macro: sums that a closure captured would be kept in memory.
         macro_rules! step {
-            () => {
+            ($p:expr) => {
+                let (a, b) = (a.wrapping_add($p * a_k), b.wrapping_add($p * b_k));
                 let b0 = _mm512_loadu_ps(b);
                 let b1 = _mm512_loadu_ps(b.add(16));
                 for (r, sum) in sums.iter_mut().enumerate() {
@@ -68,8 +69,14 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
                     sum.0 = _mm512_fmadd_ps(value, b0, sum.0);
                     sum.1 = _mm512_fmadd_ps(value, b1, sum.1);
                 }
-                a = a.wrapping_add(a_k);
-                b = b.wrapping_add(b_k);
+            };
+        }
+        macro_rules! two_steps {
+            () => {
+                step!(0);
+                step!(1);
+                a = a.wrapping_add(2 * a_k);
+                b = b.wrapping_add(2 * b_k);
             };
         }
         // Results, and the sums from which the next tile starts, are farther away than operands. They
@@ -87,17 +94,15 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
                 prefetch_row(c.wrapping_add((R + r) * c_row));
             }
             for _ in 0..pairs {
-                step!();
-                step!();
+                two_steps!();
             }
         }
         let left = k - 2 * pairs * R;
         for _ in 0..left / 2 {
-            step!();
-            step!();
+            two_steps!();
         }
         if left % 2 == 1 {
-            step!();
+            step!(0);
         }
         let (mut out, mut out_row) = (c, c_row);
         if let Some(finish) = &tile.finish {

@@ -89,7 +89,7 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
             unsafe {
                 kernel(row, &columns, &mut sums);
                 let c = (self.c, self.c_row_stride);
-                self.epilogue.store(&mut sums, width, bias, (0, first), c);
+                self.epilogue.store(&sums, width, bias, (0, first), c);
             }
         }
     }
