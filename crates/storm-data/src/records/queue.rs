@@ -232,7 +232,7 @@ mod tests {
             eprintln!("no io_uring here");
             return;
         }
-        let mut push = |queue: &mut ReadQueue| {
+        let push = |queue: &mut ReadQueue| {
             queue.push(&shard, 0, PAGE_BYTES, PageBuffer::new(PAGE_BYTES));
             queue.ring.as_mut().unwrap().unsubmitted()
         };
