@@ -200,6 +200,28 @@ fn several_tiles_and_k_blocks() {
     check::<f32, f32, f32>(Case { a_order: Order::ColMajor, b_order: Order::RowMajor, ..case });
 }
 
+/// More sums than a task has room for: they must not be kept, or the task must be divided.
+#[test]
+fn more_sums_than_are_kept() {
+    let case = Case {
+        m: 1100,
+        n: 512,
+        k: 20,
+        a_order: Order::RowMajor,
+        b_order: Order::ColMajor,
+        gap: 0,
+        bias: true,
+        addend: true,
+        accumulate: Accumulate::Replace,
+        seed: 5,
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| {
+        check::<f32, f32, bf16>(case);
+        check::<f32, f32, f32>(Case { m: 600, k: 400, ..case });
+    });
+}
+
 #[test]
 fn thread_count_does_not_matter() {
     for threads in [1, 2, 3, 7] {

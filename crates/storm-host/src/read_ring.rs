@@ -67,7 +67,7 @@ impl ReadRing {
         self.ring.in_flight()
     }
 
-    /// How many of them have not been submitted.
+    /// How many reads have not been submitted.
     pub fn unsubmitted(&mut self) -> usize {
         self.ring.unsubmitted()
     }

@@ -46,7 +46,7 @@ impl Ring {
         self.in_flight
     }
 
-    /// How many of them the kernel has not taken yet.
+    /// How many entries have not been submitted.
     pub(crate) fn unsubmitted(&mut self) -> usize {
         self.ring.submission().len()
     }

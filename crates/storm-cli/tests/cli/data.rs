@@ -479,7 +479,8 @@ fn training_from_disk_is_compared_with_training_from_memory() {
             assert_eq!(number("expected_found_share") > 0.3, is_compressed, "{loading}");
             assert!(number("found_share") < 1.0 && number("in_flight") >= 1.0, "{loading}");
             assert!(number("bytes_per_read") >= 4096.0 && number("reads_per_second") > 0.0);
-            let times = ["waiting_share", "decoding_share", "copying_share"].map(number);
+            let times =
+                ["waiting_share", "decoding_share", "submitting_and_copying_share"].map(number);
             assert!(times.iter().all(|share| (0.0..=1.0).contains(share)), "{loading}");
         }
         if is_text || check["order"] == "window" {

@@ -16,7 +16,7 @@ pub(super) enum Count {
     Reads,
     /// Bytes read from disk.
     Bytes,
-    /// Sum of the reads in flight, sampled at each wait.
+    /// Sum of the pending reads, sampled at each wait.
     InFlight,
     /// Nanoseconds of waiting for the disk.
     ReadingNs,

@@ -21,8 +21,8 @@ pub(super) struct ReadQueue {
     has_grown: bool,
 }
 
-/// One in this many reads of a full queue is submitted to the system with those before it. A call,
-/// and on virtual disks a notification, for each read would cost more than a short read itself.
+/// Reads are submitted once they are this fraction (an eighth) of those that are pending. A system
+/// call for each read, and on virtual disks a notification, would cost more than a short read itself.
 const SUBMITTED_SHARE: usize = 8;
 
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl ReadQueue {
         };
         self.pending.push_back(Pending { shard: Arc::clone(shard), at, bytes, state });
         self.has_grown = true;
-        let together = (self.depth() / SUBMITTED_SHARE).max(1);
+        let together = (self.pending.len() / SUBMITTED_SHARE).max(1);
         if self.ring.as_mut().is_some_and(|ring| ring.unsubmitted() >= together) {
             self.submit();
         }
@@ -102,7 +102,7 @@ impl ReadQueue {
 
     /// Waits for the result of the oldest read. `None` if there is no read.
     pub(super) fn pop(&mut self) -> Option<(PageBuffer, io::Result<()>)> {
-        // Otherwise the next reads submit these, too.
+        // While reads are being added, later ones submit these. Now nothing else would.
         if !std::mem::take(&mut self.has_grown) {
             self.submit();
         }
@@ -226,26 +226,35 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shard");
         std::fs::write(&path, vec![3; PAGE_BYTES]).unwrap();
-        let shard = Arc::new(ShardFile::open(&path, Reading::Ring).unwrap());
-        let mut queue = ReadQueue::new(2 * SUBMITTED_SHARE, &Arc::default());
-        if queue.ring.is_none() || shard.direct().is_none() {
+        let open = |reading| Arc::new(ShardFile::open(&path, reading).unwrap());
+        // Reads of this one never enter the ring, so that it is known when the ring is called.
+        let (plain, direct) = (open(Reading::Advised), open(Reading::Ring));
+        let mut queue = ReadQueue::new(4 * SUBMITTED_SHARE, &Arc::default());
+        if queue.ring.is_none() || direct.direct().is_none() {
             eprintln!("no io_uring here");
             return;
         }
-        let push = |queue: &mut ReadQueue| {
-            queue.push(&shard, 0, PAGE_BYTES, PageBuffer::new(PAGE_BYTES));
-            queue.ring.as_mut().unwrap().unsubmitted()
+        let push = |queue: &mut ReadQueue, shard| {
+            queue.push(shard, 0, PAGE_BYTES, PageBuffer::new(PAGE_BYTES));
         };
-        assert_eq!([(); 5].map(|()| push(&mut queue)), [1, 0, 1, 0, 1]);
-        // The first result may be there without a system call, so the last read may still be left.
+        let unsubmitted = |queue: &mut ReadQueue| queue.ring.as_mut().unwrap().unsubmitted();
+        push(&mut queue, &direct);
+        assert_eq!(unsubmitted(&mut queue), 0, "few reads are pending");
         queue.pop().unwrap().1.unwrap();
-        // Nothing was added since, so no other read would submit it.
-        queue.pop().unwrap().1.unwrap();
-        assert_eq!(queue.ring.as_mut().unwrap().unsubmitted(), 0);
-        for _ in 0..3 {
-            queue.pop().unwrap().1.unwrap();
+        for _ in 0..2 * SUBMITTED_SHARE {
+            push(&mut queue, &plain);
         }
-        assert!(queue.pop().is_none());
+        for left in [1, 0, 1] {
+            push(&mut queue, &direct);
+            assert_eq!(unsubmitted(&mut queue), left);
+        }
+        queue.pop().unwrap().1.unwrap();
+        assert_eq!(unsubmitted(&mut queue), 1, "a later read would submit it");
+        queue.pop().unwrap().1.unwrap();
+        assert_eq!(unsubmitted(&mut queue), 0, "no read was added");
+        while let Some((_, result)) = queue.pop() {
+            result.unwrap();
+        }
     }
 
     #[test]

@@ -16,14 +16,15 @@ pub(super) struct Causes<'a> {
 struct Times {
     waiting: f64,
     decoding: f64,
-    copying: f64,
+    /// On submitting reads and copying rows.
+    other: f64,
 }
 
 impl Times {
     fn of(done: &LoaderStatistics) -> Times {
         let of_all = |ns: u64| ns as f64 / done.working_ns.max(1) as f64;
         let (waiting, decoding) = (of_all(done.reading_ns), of_all(done.decoding_ns));
-        Times { waiting, decoding, copying: (1.0 - waiting - decoding).max(0.0) }
+        Times { waiting, decoding, other: (1.0 - waiting - decoding).max(0.0) }
     }
 }
 
@@ -47,7 +48,7 @@ impl Causes<'_> {
     pub(super) fn lines(&self) -> [String; 2] {
         let Global { estimate, rates, done, .. } = self.global;
         let RecordEstimate { workers, in_flight, found_share, .. } = estimate;
-        let Times { waiting, decoding, copying } = Times::of(done);
+        let Times { waiting, decoding, other } = Times::of(done);
         let gigabytes = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
         [
             format!(
@@ -59,7 +60,7 @@ impl Causes<'_> {
             ),
             format!(
                 "  in training: {} reads/s of {}, {:.1} % of blocks in memory, {:.1} reads in flight, each decodes {}; threads \
-                 wait {:.0} % of their time for the disk, decode {:.0} % and copy {:.0} %",
+                 wait {:.0} % of their time for the disk, decode {:.0} %, and submit and copy {:.0} %",
                 grouped(self.reads_per_second() as u64),
                 size::show(self.bytes_per_read() as u64),
                 100.0 * done.found_share(),
@@ -67,14 +68,14 @@ impl Causes<'_> {
                 gigabytes(done.decoding_bytes_per_second()),
                 100.0 * waiting,
                 100.0 * decoding,
-                100.0 * copying,
+                100.0 * other,
             ),
         ]
     }
 
     pub(super) fn object(&self) -> Value {
         let Global { estimate, rates, done, .. } = self.global;
-        let Times { waiting, decoding, copying } = Times::of(done);
+        let Times { waiting, decoding, other } = Times::of(done);
         json!({
             "workers": estimate.workers,
             "expected_reads_per_second": rates.random_reads_per_second,
@@ -86,7 +87,7 @@ impl Causes<'_> {
             "in_flight": done.mean_in_flight(),
             "expected_decoding_bytes_per_second": rates.decoding_bytes_per_second,
             "decoding_bytes_per_second": done.decoding_bytes_per_second(),
-            "waiting_share": waiting, "decoding_share": decoding, "copying_share": copying,
+            "waiting_share": waiting, "decoding_share": decoding, "submitting_and_copying_share": other,
         })
     }
 }

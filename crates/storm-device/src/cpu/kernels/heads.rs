@@ -41,7 +41,8 @@ simd_dispatch! {
     fn norm_head_grad[E: Element](x: &[E], weight: &[E], rstd: f32, d: &mut [E]) {
         let width = d.len();
         let (x, weight) = (&x[..width], &weight[..width]);
-        let along = lane_sum([&*d, weight, x], |[d, weight, x]| d * weight * (x * rstd)) / width as f32;
+        let sum = lane_sum([&*d, weight, x], |[d, weight, x]| d * weight * (x * rstd));
+        let along = sum / width as f32;
         for i in 0..width {
             let normalized = x[i].to_f32() * rstd;
             d[i] = E::from_f32((d[i].to_f32() * weight[i].to_f32() - normalized * along) * rstd);

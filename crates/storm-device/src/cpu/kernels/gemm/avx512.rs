@@ -79,9 +79,9 @@ unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
                 b = b.wrapping_add(2 * b_k);
             };
         }
-        // Results, and the sums from which the next tile starts, are farther away than operands. They
-        // are prefetched a row at a time: only a few lines can be on their way at once, and operands
-        // need some of these.
+        // Results are farther away than operands, and so are the sums from which the next tile starts:
+        // those that follow, if they are packed. They are prefetched a row at a time, since only a
+        // few cache misses can be outstanding at once, and operands need some of these.
         let pairs = k / R / 2;
         for r in 0..R {
             if let Some(finish) = &tile.finish {

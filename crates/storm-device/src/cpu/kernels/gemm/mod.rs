@@ -7,8 +7,8 @@
 //!
 //! Structure, after BLIS: the output is divided into tiles, one task each (`partition`). A task
 //! loops over blocks of k. Per block it packs its part of B once, then panels of a few rows of A, a
-//! group at a time. Each panel of B is multiplied with the whole group (`micro`), so B is read from
-//! afar once per group, and the group from the second-level cache. Between blocks of k, sums stay in
+//! group at a time. Each panel of B is multiplied with the whole group (`micro`), so B is read
+//! from an outer cache or memory once per group, and the group from the second-level cache. Between blocks of k, sums stay in
 //! a per-thread f32 buffer. After the last, the kernels write results to C themselves if it is of
 //! f32. A single row has a separate path (`row`).
 //!
@@ -125,6 +125,8 @@ fn gemm_with<A: Element, B: Element, C: Element>(
 
 /// The products of a task over one block of k.
 struct Pass<'a> {
+    /// Row panels have as many rows as these compute.
+    kernels: &'static Kernels,
     /// Length of the block.
     depth: usize,
     is_first: bool,
@@ -170,12 +172,15 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
         let [packed_a, packed_b, sums, bias] =
             scratch.split([PACKED_A_LEN, PACKED_B_LEN, SUMS_LEN, TILE_COLS_MAX]);
         let bias = self.epilogue.widen_bias(cols.clone(), bias);
-        let panels = Panels::new(rows.len(), Kernels::current().by_rows.len());
+        // For the whole task: the instruction set may be switched meanwhile.
+        let kernels = Kernels::current();
+        let panels = Panels::new(rows.len(), kernels.by_rows.len());
         // At least one block, so that K = 0 gives zeros.
         let k_blocks = self.k.div_ceil(K_BLOCK_MAX).max(1);
         for k_block in 0..k_blocks {
             let k = self.k * k_block / k_blocks..self.k * (k_block + 1) / k_blocks;
             let pass = Pass {
+                kernels,
                 depth: k.len(),
                 is_first: k_block == 0,
                 is_last: k_block + 1 == k_blocks,
@@ -203,7 +208,6 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
         (packed_a, packed_b): (&[f32], &[f32]),
         sums: &mut &mut [f32],
     ) {
-        let kernels = Kernels::current();
         let b_panels = packed_b.chunks(PANEL_COLS * pass.depth.max(1));
         for (first_col, b) in (0..pass.cols).step_by(PANEL_COLS).zip(b_panels) {
             let width = PANEL_COLS.min(pass.cols - first_col);
@@ -239,8 +243,8 @@ impl<'a, A: Element, B: Element, C: Element> Problem<'a, A, B, C> {
                 };
                 // SAFETY: A and B are packed for `depth` steps, the sums and what `finish` writes,
                 // in the task's own part of C, have as many rows as the kernel, and this machine
-                // can run the kernels of `Kernels::current`.
-                unsafe { (kernels.by_rows[rows.len() - 1])(&tile) };
+                // can run the kernels of `Kernels::current`, which these were.
+                unsafe { (pass.kernels.by_rows[rows.len() - 1])(&tile) };
                 if pass.is_last && finish.is_none() {
                     // SAFETY: the tile is inside the task's own part of C.
                     unsafe { self.epilogue.store(tile_sums, width, bias, corner, c) };

@@ -5,9 +5,9 @@
 //! follows, as for all products. The division of rows and columns and the number of threads do not
 //! affect the result.
 //!
-//! Structure: as in the module above, with B packed once per task and block of k, and sums of
-//! 32 × 32 elements in four tiles. Full panels of A whose steps of k are contiguous and whole are
-//! read in place.
+//! Structure: a task packs its part of B once per block of k and multiplies each panel of 32 rows of A
+//! with all of it. Sums of 32 × 32 elements are in four tiles. Groups of full panels of A whose steps
+//! of k are contiguous and whole are read in place; others are packed.
 
 mod block;
 mod emulated;
@@ -20,7 +20,7 @@ mod pack;
 use super::super::element::Element;
 use super::super::scratch::Scratch;
 use super::matrix::{Matrix, MatrixMut};
-use super::partition::{Limits, Partition};
+use super::partition::{Limits, Partition, ROW_BLOCK};
 use super::{Epilogue, PACKED_A_LEN, PACKED_B_LEN, Problem, SCRATCH, SUMS_LEN, TILE_COLS_MAX};
 pub(in super::super) use block::{AmxBlocks, PAIRS_PER_STEP, pack_block, pair_place};
 use half::bf16;
@@ -39,7 +39,8 @@ pub(super) const K_BLOCK_MAX: usize = 1024;
 const A_ROW: usize = K_BLOCK_MAX + STEP;
 const PANEL_A_LEN: usize = ROWS * A_ROW;
 
-/// Row panels of A packed together: those of a transposed A share cache lines, or neighbors of them.
+/// Row panels of A packed together. In a transposed A, a step of k of these 64 rows is 128 bytes: two
+/// adjacent cache lines.
 const GROUP_PANELS: usize = 2;
 
 /// Cost of packing one element, in multiply-adds.
@@ -48,7 +49,9 @@ const PACK_COST: usize = 100;
 const _: () =
     assert!(K_BLOCK_MAX.is_multiple_of(STEP) && GROUP_PANELS * PANEL_A_LEN <= 2 * PACKED_A_LEN);
 const _: () = assert!(TILE_COLS_MAX * K_BLOCK_MAX <= 2 * PACKED_B_LEN);
-const _: () = assert!(COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS);
+const _: () = assert!(
+    ROWS <= ROW_BLOCK && COLUMNS == super::PANEL_COLS && 2 * LANES == COLUMNS && 2 * LANES == ROWS
+);
 
 /// `c = a · b` with the epilogue, see the definition.
 pub(super) fn gemm<C: Element>(

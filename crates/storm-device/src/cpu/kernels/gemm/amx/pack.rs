@@ -111,8 +111,8 @@ unsafe fn along_lanes(source: Source<bf16>, order: Order, target: *mut bf16, tar
     use std::arch::x86_64::*;
     let mut rows = [_mm512_setzero_ps(); LANES];
     for (pair, row) in rows.iter_mut().enumerate() {
-        // The piece of the next steps. The processor does not foresee it, since few lanes are packed
-        // together.
+        // The same lanes of the next steps. They are far apart, so the processor does not prefetch
+        // them.
         for step in [2 * pair + STEP, 2 * pair + 1 + STEP] {
             _mm_prefetch::<_MM_HINT_T0>(source.at(0, step).cast());
         }
