@@ -67,9 +67,14 @@ impl Source for Synthetic {
         for number in 0..self.count {
             let mut random = Random(number);
             // Every word is repeated, so that a codec has something to compress.
-            for chunk in image.chunks_mut(16) {
-                let word = random.bits().to_le_bytes();
-                chunk.iter_mut().zip(word.iter().cycle()).for_each(|(byte, from)| *byte = *from);
+            let mut twice = || {
+                let word = u128::from(random.bits());
+                (word << 64 | word).to_le_bytes()
+            };
+            let (pairs, rest) = image.as_chunks_mut::<16>();
+            pairs.iter_mut().for_each(|pair| *pair = twice());
+            if !rest.is_empty() {
+                rest.copy_from_slice(&twice()[..rest.len()]);
             }
             let label = (random.bits() % u64::from(self.classes)) as i32;
             let values: [&[u8]; 3] = [&image, &label.to_le_bytes(), &number.to_le_bytes()];
