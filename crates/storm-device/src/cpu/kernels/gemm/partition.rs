@@ -6,7 +6,7 @@
 use super::SUMS_LEN;
 use super::micro::PANEL_COLS;
 
-/// Maximum rows of a tile. Beyond it, packing B less often gains nothing.
+/// Maximum rows of a tile. With so many, packing B is a small share of a product.
 const TILE_ROWS_MAX: usize = 4096;
 /// Maximum columns of a tile. With the depth of a block of k, it bounds the buffer for the packed B.
 pub(super) const TILE_COLS_MAX: usize = 512;
